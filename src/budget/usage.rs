@@ -1,0 +1,107 @@
+//! Tokens, and who counted them.
+
+use std::iter::Sum;
+use std::ops::{Add, AddAssign};
+
+use serde::{Deserialize, Serialize};
+
+/// A number of tokens. Sums saturate: a hostile count cannot wrap a budget round to zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tokens(pub u64);
+
+/// What one call used, normalised over the three protocols.
+///
+/// `input` is everything the model read, cached parts included (OpenAI counts so; Anthropic's
+/// `input_tokens` excludes the cache and is added up). `output` includes reasoning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    pub input: Tokens,
+    pub output: Tokens,
+    /// The part of `input` that was read from a cache.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub cache_read: Tokens,
+    /// The part of `input` that was written to a cache.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub cache_write: Tokens,
+    /// The part of `output` that was reasoning.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub reasoning: Tokens,
+    pub source: Source,
+}
+
+/// Who counted the tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The provider, in the response that was delivered.
+    Provider,
+    /// The provider, in the rest of a stream that was read after the client had left.
+    Drained,
+    /// We did, from bytes, because nobody reported.
+    #[default]
+    Estimated,
+}
+
+/// What a run has spent so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spent {
+    pub turns: u64,
+    pub input: Tokens,
+    pub output: Tokens,
+}
+
+impl Tokens {
+    pub const ZERO: Self = Self(0);
+
+    pub fn is_zero(&self) -> bool {
+        self.0 == 0
+    }
+
+    #[must_use]
+    pub fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Usage {
+    pub fn total(&self) -> Tokens {
+        self.input + self.output
+    }
+}
+
+impl Spent {
+    pub fn total(&self) -> Tokens {
+        self.input + self.output
+    }
+}
+
+impl Source {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Provider => "provider",
+            Self::Drained => "drained",
+            Self::Estimated => "estimated",
+        }
+    }
+}
+
+impl Add for Tokens {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl AddAssign for Tokens {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Sum for Tokens {
+    fn sum<I: Iterator<Item = Self>>(tokens: I) -> Self {
+        tokens.fold(Self::ZERO, Add::add)
+    }
+}

@@ -1,0 +1,94 @@
+//! The wire protocols and the routes that speak them.
+
+/// A served route: one exact path, one method, one protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Route {
+    ChatCompletions,
+    Completions,
+    Responses,
+    Messages,
+    CountTokens,
+    Embeddings,
+    Models,
+    Health,
+    RunStatus,
+}
+
+/// The shape a route's bodies and errors have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// Chat completions, and the older completions and embeddings beside it.
+    Chat,
+    /// OpenAI Responses.
+    Responses,
+    /// Anthropic Messages and `count_tokens`.
+    Messages,
+}
+
+impl Route {
+    pub const ALL: [Self; 9] = [
+        Self::ChatCompletions,
+        Self::Completions,
+        Self::Responses,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Embeddings,
+        Self::Models,
+        Self::Health,
+        Self::RunStatus,
+    ];
+
+    /// The route for a method and a raw path, compared byte for byte: nothing is decoded first.
+    pub fn find(method: &http::Method, path: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|route| route.path() == path && route.method() == method)
+    }
+
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Models => "/v1/models",
+            Self::Health => "/health",
+            Self::RunStatus => "/run/status",
+        }
+    }
+
+    pub fn method(self) -> &'static http::Method {
+        match self {
+            Self::Models | Self::Health | Self::RunStatus => &http::Method::GET,
+            _ => &http::Method::POST,
+        }
+    }
+
+    /// The name used in audit records and metric labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "chat_completions",
+            Self::Completions => "completions",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
+            Self::Embeddings => "embeddings",
+            Self::Models => "models",
+            Self::Health => "health",
+            Self::RunStatus => "run_status",
+        }
+    }
+
+    pub fn protocol(self) -> Protocol {
+        match self {
+            Self::Responses => Protocol::Responses,
+            Self::Messages | Self::CountTokens => Protocol::Messages,
+            _ => Protocol::Chat,
+        }
+    }
+
+    /// Whether a call counts as a turn: the model generates.
+    pub fn is_turn(self) -> bool {
+        matches!(self, Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages)
+    }
+}

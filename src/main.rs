@@ -1,0 +1,3 @@
+//! The `cogni-gateway` command.
+
+fn main() {}

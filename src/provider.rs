@@ -1,0 +1,1 @@
+//! A fake model provider for the demo, the tests and the benches.

@@ -1,0 +1,1 @@
+//! A run's identity and the handles its calls share.

@@ -1,0 +1,106 @@
+//! Checks the code itself: rooms import downwards only, every file says what it is for.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Top to bottom. A room may import rooms on lower lines, never its own line or above.
+const LAYERS: &[&[&str]] = &[
+    &["cli"],
+    &["app"],
+    &["config"],
+    &["gateway", "provider"],
+    &["run"],
+    &["audit"],
+    &["budget"],
+    &["base"],
+];
+
+#[test]
+fn rooms_import_downwards_only() {
+    let floor = |room: &str| LAYERS.iter().position(|layer| layer.contains(&room));
+    let mut untidy = BTreeSet::new();
+    for (path, text) in sources() {
+        let room = room_of(&path);
+        let Some(from) = floor(&room) else {
+            untidy.insert(format!("{room}: not in LAYERS"));
+            continue;
+        };
+        for used in imports(&text) {
+            if used != room && floor(&used).is_none_or(|to| to <= from) {
+                untidy.insert(format!("{room} imports {used}"));
+            }
+        }
+    }
+    assert!(untidy.is_empty(), "{untidy:#?}");
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    let silent: Vec<_> =
+        sources().into_iter().filter(|(_, text)| !text.starts_with("//!")).collect();
+    assert!(silent.is_empty(), "no module doc: {silent:#?}");
+}
+
+#[test]
+fn files_stay_readable() {
+    let long: Vec<_> =
+        sources().into_iter().filter(|(_, text)| text.lines().count() > 600).collect();
+    assert!(long.is_empty(), "split these: {long:#?}");
+}
+
+/// The rooms named after `crate::` in code, comments left out.
+fn imports(text: &str) -> BTreeSet<String> {
+    let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    code.split("crate::").skip(1).flat_map(first_segments).collect()
+}
+
+/// `budget::Budget;` names `budget`; `{audit::Log, run}` names `audit` and `run`.
+fn first_segments(path: &str) -> Vec<String> {
+    let Some(group) = path.strip_prefix('{') else { return vec![ident(path)] };
+    let mut found = vec![];
+    let (mut depth, mut start) = (0, 0);
+    for (i, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                found.push(ident(&group[start..i]));
+                start = i + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => (),
+        }
+    }
+    found.retain(|name| !name.is_empty());
+    found
+}
+
+fn ident(text: &str) -> String {
+    text.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+fn room_of(path: &Path) -> String {
+    let first = path.strip_prefix("src").unwrap().components().next().unwrap();
+    first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
+}
+
+/// Every source file but the two crate roots.
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut folders = vec![PathBuf::from("src")];
+    let mut found = vec![];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !["src/main.rs", "src/lib.rs"].iter().any(|root| path == Path::new(root)) {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    found
+}
