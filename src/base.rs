@@ -2,4 +2,6 @@
 //!
 //! **Invariant:** nothing here knows what a run is.
 
+pub mod drain;
 pub mod secret;
+pub mod unix;

@@ -2,9 +2,12 @@
 //!
 //! A call reserves before the first upstream byte and settles once, to what the provider reported.
 //!
-//! **Invariant:** spent plus reserved never exceeds a limit; only the difference between an estimate
-//! and the truth can, and that difference is what [`Usage::source`] tells.
+//! **Invariant:** spent plus reserved never exceeds a limit when a reservation is granted; only the
+//! difference between an estimate and the truth can, and [`Usage::source`] tells which it was.
 
+mod ledger;
+mod rate;
 mod usage;
 
-pub use usage::{Source, Spent, Tokens, Usage};
+pub use ledger::{Ask, Ledger, Limits, Refusal, Reservation, Status};
+pub use usage::{Amount, Source, Tokens, Usage};

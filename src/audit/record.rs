@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::budget::{Spent, Tokens, Usage};
+use crate::budget::{Amount, Usage};
 
 /// Written when a process starts serving a run, and again when a restart resumes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,15 +29,8 @@ pub struct Admitted<'a> {
     pub model: Option<&'a str>,
     pub stream: bool,
     pub request_bytes: u64,
-    pub reserved: Reserved,
-}
-
-/// What an admitted call may spend at most; charged in full if its settlement is lost in a crash.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reserved {
-    pub turns: u64,
-    pub input: Tokens,
-    pub output: Tokens,
+    /// What the call may spend at most; charged in full if its settlement is lost in a crash.
+    pub reserved: Amount,
 }
 
 /// Written exactly once for each admitted call, whatever became of it.
@@ -52,7 +45,7 @@ pub struct Settled<'a> {
     pub code: Option<&'a str>,
     pub usage: Usage,
     /// What the ledger charged.
-    pub charged: Reserved,
+    pub charged: Amount,
     pub response_bytes: u64,
     /// Body frames passed on.
     pub frames: u64,
@@ -83,7 +76,7 @@ pub struct Refused<'a> {
 /// Written when the run ends in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finished {
-    pub spent: Spent,
+    pub spent: Amount,
     pub admitted: u64,
     pub refused: u64,
 }

@@ -43,9 +43,9 @@ pub enum Source {
     Estimated,
 }
 
-/// What a run has spent so far.
+/// An amount of what is limited: spent, reserved or left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spent {
+pub struct Amount {
     pub turns: u64,
     pub input: Tokens,
     pub output: Tokens,
@@ -70,9 +70,30 @@ impl Usage {
     }
 }
 
-impl Spent {
+impl Amount {
     pub fn total(&self) -> Tokens {
         self.input + self.output
+    }
+
+    #[must_use]
+    pub fn saturating_sub(self, other: Self) -> Self {
+        Self {
+            turns: self.turns.saturating_sub(other.turns),
+            input: self.input.saturating_sub(other.input),
+            output: self.output.saturating_sub(other.output),
+        }
+    }
+}
+
+impl Add for Amount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            turns: self.turns.saturating_add(other.turns),
+            input: self.input + other.input,
+            output: self.output + other.output,
+        }
     }
 }
 

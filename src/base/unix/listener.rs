@@ -1,0 +1,114 @@
+//! A listening socket bound to a path, replaced when stale, refused when live, removed when dropped.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// A bound socket. Dropping the last clone removes the path, if it is still ours.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+/// Who may connect: the socket's mode, and its owner where the process may set one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    pub mode: u32,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("`{}` is {length} bytes long, the limit for a socket is {MAX_PATH_BYTES}; use a shorter path", path.display())]
+    PathTooLong { path: PathBuf, length: usize },
+    #[error("`{}` is served by a live process; stop it or use another path", .0.display())]
+    Live(PathBuf),
+    #[error("`{}` exists and is not a socket; remove it or use another path", .0.display())]
+    NotASocket(PathBuf),
+    #[error("cannot bind `{}`", path.display())]
+    Bind { path: PathBuf, source: io::Error },
+}
+
+impl Listener {
+    /// Binds `path`. A socket file left by a dead process is replaced; one that answers is an error.
+    ///
+    /// Permissions are set before the socket listens, so nobody connects under the wrong ones.
+    pub fn bind(path: &Path, permissions: Permissions) -> Result<Self, Error> {
+        let length = path.as_os_str().as_bytes().len();
+        if length > MAX_PATH_BYTES {
+            return Err(Error::PathTooLong { path: path.into(), length });
+        }
+        let bind_error = |source| Error::Bind { path: path.into(), source };
+        let _one_at_a_time = lock_directory(path).map_err(bind_error)?;
+        remove_stale(path)?;
+        let socket = bind_and_listen(path, permissions).map_err(bind_error)?;
+        let inode = inode(path).map_err(bind_error)?;
+        Ok(Self { socket, path: path.into(), inode })
+    }
+
+    /// A second handle to accept from, for another thread. It does not own the path.
+    pub fn accept_handle(&self) -> io::Result<UnixListener> {
+        self.socket.try_clone()
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|found| found == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Two processes that start at once must not each take the other's fresh socket for a stale one.
+fn lock_directory(path: &Path) -> io::Result<File> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = File::open(parent.unwrap_or(Path::new(".")))?;
+    directory.lock()?;
+    Ok(directory)
+}
+
+fn remove_stale(path: &Path) -> Result<(), Error> {
+    let bind_error = |source| Error::Bind { path: path.into(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(bind_error(error)),
+        Ok(found) if !found.file_type().is_socket() => Err(Error::NotASocket(path.into())),
+        Ok(_) if UnixStream::connect(path).is_ok() => Err(Error::Live(path.into())),
+        Ok(_) => fs::remove_file(path).map_err(bind_error),
+    }
+}
+
+fn bind_and_listen(path: &Path, permissions: Permissions) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(permissions.mode))?;
+    if permissions.uid.is_some() || permissions.gid.is_some() {
+        std::os::unix::fs::lchown(path, permissions.uid, permissions.gid)?;
+    }
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+/// `sun_path` is 108 bytes with its closing zero (`unix(7)`).
+const MAX_PATH_BYTES: usize = 107;
+
+/// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn`.
+const BACKLOG: i32 = 1024;
