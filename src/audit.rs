@@ -1,3 +1,131 @@
 //! Append-only record of what each run did, chained so that any change is found.
+//!
+//! One file per run, one record a line. A record holds the hash of the record before it and its own,
+//! so a flipped byte, a lost line or a moved one breaks the chain at a place that
+//! [`verify`](verify::verify) names. Checkpoints are signed: a forger who computes the chain anew
+//! lacks the key.
+//!
+//! What stands where: [`record`] is what is written, [`chain`] is how a record becomes a line,
+//! [`log`] writes, [`recover`] takes up the file of an earlier process, [`verify`] proves it.
+//!
+//! **Invariant:** an admission is in the file before its call goes upstream, and a settlement
+//! follows for each, if only by the next process.
+//!
+//! **Invariant:** what is in the file never changes; records are only added at its end.
+//!
+//! What a chain cannot tell: that records are missing at the *end*. The orderly end is therefore a
+//! record of its own, and the report says whether it is there.
 
+pub mod chain;
+mod clock;
+mod file;
+mod key;
+pub mod log;
+pub mod read;
 pub mod record;
+pub mod recover;
+mod refusals;
+mod sync;
+pub mod verify;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::base::secret::Secret;
+
+pub use key::PublicKey;
+pub use log::{Lag, Log, Recovered};
+
+/// Where the log is, and how much it must survive.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The file; without one, nothing is recorded. It belongs to one run.
+    pub path: Option<PathBuf>,
+    pub durability: Durability,
+    /// The shortest time between two syncs under [`Durability::Group`].
+    #[serde(with = "humantime_serde")]
+    pub sync_every: Duration,
+    /// The ed25519 seed that checkpoints are signed with: 32 bytes as hexadecimal or base64.
+    /// Without one, a key is made that lives as long as the process.
+    pub signing_key: Option<Secret>,
+    /// Records between two signed checkpoints; 0 signs only the end.
+    pub checkpoint_every: u64,
+}
+
+/// What an admission survives once its call goes upstream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// The end of this process, however sudden: the record is in the kernel.
+    #[default]
+    Os,
+    /// That, and a power cut that comes later than [`Config::sync_every`] and one sync.
+    Group,
+    /// A power cut: the call waits until the record is on disk.
+    Fsync,
+}
+
+/// Why a log cannot be opened, written or proved.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("audit log `{}`: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("audit log `{}` is not a regular file; name a file on a disk", path.display())]
+    NotAFile { path: PathBuf },
+    #[error(
+        "audit log `{}` is being written by another process; stop that one, or use another file",
+        path.display()
+    )]
+    Locked { path: PathBuf },
+    #[error(
+        "audit log `{}` belongs to run `{theirs}`, this is run `{ours}`; give each run its own file",
+        path.display()
+    )]
+    OtherRun { path: PathBuf, theirs: String, ours: String },
+    #[error(
+        "audit log `{}` is broken at {broken}; it is evidence now, so move it away and start anew",
+        path.display()
+    )]
+    Broken { path: PathBuf, broken: read::Broken },
+    #[error(
+        "the {what} has {characters} characters; it must be 32 bytes as 64 hexadecimal digits or as \
+         base64 (`openssl rand -hex 32` makes a signing key)"
+    )]
+    Key { what: &'static str, characters: usize },
+    #[error("the system has no random bytes for a signing key; configure one")]
+    Random,
+    #[error("no checkpoint was signed by `{key}`, so nothing proves who wrote this log")]
+    Unsigned { key: PublicKey },
+    #[error("the audit log cannot be written: {0}")]
+    Write(#[source] io::Error),
+    #[error("the audit log cannot be synced to disk; nothing is admitted until a restart")]
+    Sync,
+    #[error("{} calls are waiting for their end already; let some end first", chain::MAX_UNSETTLED)]
+    Unsettled,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            path: None,
+            durability: Durability::default(),
+            sync_every: Duration::from_millis(50),
+            signing_key: None,
+            checkpoint_every: 256,
+        }
+    }
+}
+
+impl Error {
+    /// Says which file could not be read.
+    fn read(path: &Path, error: read::Error) -> Self {
+        match error {
+            read::Error::Io(source) => Self::File { path: path.into(), source },
+            read::Error::Broken(broken) => Self::Broken { path: path.into(), broken },
+        }
+    }
+}

@@ -3,5 +3,6 @@
 //! **Invariant:** nothing here knows what a run is.
 
 pub mod drain;
+pub mod hex;
 pub mod secret;
 pub mod unix;

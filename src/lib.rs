@@ -6,6 +6,7 @@
 pub mod audit;
 pub mod base;
 pub mod budget;
+pub mod cli;
 pub mod gateway;
 pub mod provider;
 pub mod run;

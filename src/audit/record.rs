@@ -1,15 +1,27 @@
 //! What is written down, one type per event.
 //!
 //! **Invariant:** no field can hold a prompt, a completion or a secret: only ids, counts, codes,
-//! names, sizes and times.
+//! names, sizes and times. Text that a client or an upstream chose is cut to [`MAX_TEXT`] bytes, so
+//! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE) whatever they send.
+#![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
-use serde::{Deserialize, Serialize};
+use std::ops::AddAssign;
+
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::budget::{Amount, Usage};
 
+/// Something that happened and has a name; what the log can hold.
+pub trait Record: Serialize {
+    /// The `event` of the line.
+    const EVENT: &'static str;
+}
+
 /// Written when a process starts serving a run, and again when a restart resumes it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Started {
+    /// Every line carries it, so this one does not repeat it.
+    #[serde(skip)]
     pub run: String,
     pub attempt: String,
     /// The billing account the run's calls are charged to.
@@ -20,12 +32,25 @@ pub struct Started {
     pub policy: String,
 }
 
+/// [`Started`], with what only the log knows.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Session<'a> {
+    #[serde(flatten)]
+    pub(super) started: &'a Started,
+    /// The key this process signs with, in hexadecimal.
+    pub(super) public_key: &'a str,
+    /// Whether the file already held records.
+    pub(super) resumed: bool,
+}
+
 /// Written, durably, before the first byte of a call goes upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Admitted<'a> {
-    /// Our request id; LiteLLM knows it as `litellm_call_id`.
+    /// Our request id; LiteLLM knows it as `litellm_call_id`. Unique within the run.
+    #[serde(serialize_with = "short")]
     pub request: &'a str,
     pub route: &'static str,
+    #[serde(serialize_with = "short_option")]
     pub model: Option<&'a str>,
     pub stream: bool,
     pub request_bytes: u64,
@@ -36,12 +61,13 @@ pub struct Admitted<'a> {
 /// Written exactly once for each admitted call, whatever became of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Settled<'a> {
+    #[serde(serialize_with = "short")]
     pub request: &'a str,
     pub outcome: Outcome,
     /// The status sent to the client; 0 where the client left before one was sent.
     pub status: u16,
     /// The code of the error, where there was one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
     pub code: Option<&'a str>,
     pub usage: Usage,
     /// What the ledger charged.
@@ -50,27 +76,41 @@ pub struct Settled<'a> {
     /// Body frames passed on.
     pub frames: u64,
     /// The call id LiteLLM answered with, where it differs from ours it is worth an alarm.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
     pub litellm_call_id: Option<&'a str>,
     /// LiteLLM's own figure, in dollars, as it was sent.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
     pub litellm_response_cost: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "micros_option", skip_serializing_if = "Option::is_none")]
     pub first_byte_ms: Option<f64>,
+    #[serde(serialize_with = "micros")]
     pub duration_ms: f64,
 }
 
 /// Written for a request that never reached the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused<'a> {
+    #[serde(serialize_with = "short")]
     pub request: &'a str,
     pub code: &'static str,
     pub status: u16,
+    #[serde(serialize_with = "short")]
     pub method: &'a str,
     /// The route's name, or `-` where the path is not served. Never the client's own text.
     pub route: &'static str,
+    #[serde(serialize_with = "short_option")]
     pub model: Option<&'a str>,
     pub request_bytes: u64,
+}
+
+/// Written in place of a flood of [`Refused`] of one code.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Repeated {
+    pub(super) code: &'static str,
+    /// The status of the last of them.
+    pub(super) status: u16,
+    /// How many refusals this record stands for.
+    pub(super) repeats: u64,
 }
 
 /// Written when the run ends in order.
@@ -79,6 +119,21 @@ pub struct Finished {
     pub spent: Amount,
     pub admitted: u64,
     pub refused: u64,
+}
+
+/// Written when a crash had cut the last line short.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Repaired<'a> {
+    pub(super) torn_bytes: u64,
+    /// The file, beside the log, that now holds those bytes.
+    pub(super) kept_in: &'a str,
+}
+
+/// Vouches for every record before it: a signature of its own `prev`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Checkpoint<'a> {
+    pub(super) signature: &'a str,
+    pub(super) public_key: &'a str,
 }
 
 /// How an admitted call ended.
@@ -99,4 +154,123 @@ pub enum Outcome {
     ShutDown,
     /// A crash lost the settlement; charged what was reserved.
     Crashed,
+    /// The admission was written but never became durable, or its client left before it did:
+    /// nothing went upstream, nothing is charged. Written by the log itself.
+    NotSent,
 }
+
+impl Outcome {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::ClientGone => "client_gone",
+            Self::UpstreamFailed => "upstream_failed",
+            Self::UpstreamTimeout => "upstream_timeout",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::ShutDown => "shut_down",
+            Self::Crashed => "crashed",
+            Self::NotSent => "not_sent",
+        }
+    }
+}
+
+impl<'a> Settled<'a> {
+    /// A settlement by the log itself, of a call it knows nothing more about.
+    pub(super) fn unseen(request: &'a str, outcome: Outcome, charged: Reserved) -> Self {
+        Self {
+            request,
+            outcome,
+            status: 0,
+            code: None,
+            usage: Usage { input: charged.input, output: charged.output, ..Usage::default() },
+            charged,
+            response_bytes: 0,
+            frames: 0,
+            litellm_call_id: None,
+            litellm_response_cost: None,
+            first_byte_ms: None,
+            duration_ms: 0.0,
+        }
+    }
+}
+
+impl AddAssign for Reserved {
+    fn add_assign(&mut self, other: Self) {
+        self.turns = self.turns.saturating_add(other.turns);
+        self.input += other.input;
+        self.output += other.output;
+    }
+}
+
+impl AddAssign<Reserved> for Spent {
+    fn add_assign(&mut self, charged: Reserved) {
+        self.turns = self.turns.saturating_add(charged.turns);
+        self.input += charged.input;
+        self.output += charged.output;
+    }
+}
+
+impl Record for Session<'_> {
+    const EVENT: &'static str = "run.started";
+}
+
+impl Record for Admitted<'_> {
+    const EVENT: &'static str = "request.admitted";
+}
+
+impl Record for Settled<'_> {
+    const EVENT: &'static str = "request.settled";
+}
+
+impl Record for Refused<'_> {
+    const EVENT: &'static str = "request.refused";
+}
+
+impl Record for Repeated {
+    const EVENT: &'static str = "request.refused";
+}
+
+impl Record for Finished {
+    const EVENT: &'static str = "run.finished";
+}
+
+impl Record for Repaired<'_> {
+    const EVENT: &'static str = "log.repaired";
+}
+
+impl Record for Checkpoint<'_> {
+    const EVENT: &'static str = "log.checkpoint";
+}
+
+fn short<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&text[..text.floor_char_boundary(MAX_TEXT)])
+}
+
+fn short_option<S: Serializer>(text: &Option<&str>, serializer: S) -> Result<S::Ok, S::Error> {
+    match text {
+        Some(text) => short(text, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+/// Milliseconds to three places: nobody reads nanoseconds, and they would cost ten bytes a line.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+fn micros<S: Serializer>(milliseconds: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    let rounded = (milliseconds * 1000.0).round() / 1000.0;
+    // JSON has no infinity; what serde would write instead could not be read back.
+    serializer.serialize_f64(if rounded.is_finite() { rounded } else { 0.0 })
+}
+
+#[expect(clippy::ref_option, reason = "the signature serde asks for")]
+fn micros_option<S: Serializer>(
+    milliseconds: &Option<f64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match milliseconds {
+        Some(milliseconds) => micros(milliseconds, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+/// Bytes kept of any one text. Our ids have 36, real model names under 100.
+pub const MAX_TEXT: usize = 256;

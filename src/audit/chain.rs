@@ -1,0 +1,164 @@
+//! The chain: how a record becomes a line, and how a line is proved to be the next record.
+//!
+//! Both halves stand here side by side because each is the other's definition:
+//!
+//! ```text
+//! {"v":1,"seq":7,"time":"…","run":"…","event":"…", fields ,"prev":"<hash of 6>","hash":"<hash of 7>"}
+//! └──────────────────────── content: what the hash is of ────────────────────┘└─── 75 bytes ────┘
+//! ```
+//!
+//! The proof works on raw bytes and only then looks inside, so there is no second spelling of a
+//! record (a space, an upper-case digit, another order) that would also pass.
+
+use ring::digest::{SHA256, digest};
+
+use super::record::Record;
+use crate::base::hex;
+
+/// Where the next record will stand, and what it must build on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain {
+    next: u64,
+    prev: Hash,
+}
+
+/// A SHA-256 in lower-case hexadecimal, as it stands in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hash([u8; 64]);
+
+/// Why a line is not the next record of its log.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    #[error("the line is cut short; a crash does that, and the next start repairs it")]
+    Torn,
+    #[error("the line is longer than 1 MiB")]
+    TooLong,
+    #[error("the line does not have the form of a record")]
+    Form,
+    #[error("the content does not match its hash")]
+    Content,
+    #[error("record {0} stands here, so one was removed, repeated or moved")]
+    Order(u64),
+    #[error("it builds on another record than the one before it")]
+    Link,
+    #[error("its fields cannot be read: {0}")]
+    Fields(String),
+    #[error("it belongs to run `{0}`, the records before it to another")]
+    Run(String),
+    #[error("its signature was not made with the key it names")]
+    Signature,
+    #[error("it leaves more than {MAX_UNSETTLED} admissions without a settlement")]
+    Unsettled,
+}
+
+impl Chain {
+    /// Before the first record.
+    pub const START: Self = Self { next: 1, prev: Hash([b'0'; 64]) };
+
+    /// The number of the next record. Records count from 1, so it is also its line.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The hash of the last record.
+    pub fn prev(&self) -> &Hash {
+        &self.prev
+    }
+
+    /// Appends `record` to `lines` as the next one.
+    pub fn append<R: Record>(&mut self, lines: &mut Vec<u8>, head: Head<'_>, record: &R) {
+        let start = lines.len();
+        lines.extend_from_slice(SEQ);
+        lines.extend_from_slice(itoa::Buffer::new().format(self.next).as_bytes());
+        lines.extend_from_slice(TIME);
+        lines.extend_from_slice(head.time);
+        lines.extend_from_slice(b"\",\"run\":");
+        lines.extend_from_slice(head.run.as_bytes());
+        lines.extend_from_slice(b",\"event\":\"");
+        lines.extend_from_slice(R::EVENT.as_bytes());
+        lines.push(b'"');
+        let fields = lines.len();
+        serde_json::to_writer(&mut *lines, record).expect("a record has string keys, a Vec room");
+        // The fields came as an object of their own; its braces give way to the line's.
+        lines[fields] = b',';
+        lines.pop();
+        lines.extend_from_slice(PREV);
+        lines.extend_from_slice(&self.prev.0);
+        lines.push(b'"');
+        self.prev = Hash::of(&lines[start..]);
+        self.next += 1;
+        lines.extend_from_slice(HASH);
+        lines.extend_from_slice(&self.prev.0);
+        lines.extend_from_slice(b"\"}\n");
+    }
+
+    /// Steps over `line` (without its line feed), which must be the next record.
+    pub fn follow(&mut self, line: &[u8]) -> Result<(), Why> {
+        let (content, hash) = split(line, HASH, b"\"}").ok_or(Why::Form)?;
+        let (fields, prev) = split(content, PREV, b"\"").ok_or(Why::Form)?;
+        let actual = Hash::of(content);
+        if hash != actual.0 {
+            return Err(Why::Content);
+        }
+        let seq = seq(fields).ok_or(Why::Form)?;
+        if seq != self.next {
+            return Err(Why::Order(seq));
+        }
+        if prev != self.prev.0 {
+            return Err(Why::Link);
+        }
+        *self = Self { next: seq + 1, prev: actual };
+        Ok(())
+    }
+
+    /// Whether `bytes` could be the beginning of the next record.
+    pub fn could_begin_with(&self, bytes: &[u8]) -> bool {
+        let shared = bytes.len().min(SEQ.len());
+        bytes[..shared] == SEQ[..shared]
+    }
+}
+
+/// What every line begins with, apart from its number.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    /// RFC 3339, UTC.
+    pub time: &'a [u8],
+    /// The run's id as a JSON string, quotes included.
+    pub run: &'a str,
+}
+
+impl Hash {
+    fn of(content: &[u8]) -> Self {
+        let mut text = [0; 64];
+        hex::encode(digest(&SHA256, content).as_ref(), &mut text);
+        Self(text)
+    }
+
+    pub fn as_bytes(&self) -> &[u8; 64] {
+        &self.0
+    }
+}
+
+/// Splits `…<key><64 digits><end>` into what comes first and the digits.
+fn split<'a>(line: &'a [u8], key: &[u8], end: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let (rest, digits) = line.strip_suffix(end)?.split_last_chunk::<64>()?;
+    Some((rest.strip_suffix(key)?, digits))
+}
+
+/// The number of the record, if it is written the one way we write it.
+fn seq(fields: &[u8]) -> Option<u64> {
+    let rest = fields.strip_prefix(SEQ)?;
+    let digits = &rest[..rest.iter().position(|byte| !byte.is_ascii_digit())?];
+    let canonical = rest[digits.len()..].starts_with(TIME) && digits.first() != Some(&b'0');
+    str::from_utf8(digits).ok().filter(|_| canonical)?.parse().ok()
+}
+
+/// Admissions that may wait for their settlement at once. It bounds what the log must buffer while
+/// the disk is full, and what a reader must remember. Our choice: sixteen times the thousand
+/// streams that one run is built for.
+pub const MAX_UNSETTLED: usize = 16_384;
+
+const SEQ: &[u8] = b"{\"v\":1,\"seq\":";
+const TIME: &[u8] = b",\"time\":\"";
+const PREV: &[u8] = b",\"prev\":\"";
+const HASH: &[u8] = b",\"hash\":\"";

@@ -1,0 +1,54 @@
+//! Wall-clock time as text, formatted once a second.
+
+use std::io::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Remembers the current second as text; within it only the milliseconds change.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Clock {
+    second: Option<u64>,
+    text: [u8; 24],
+}
+
+impl Clock {
+    /// The present as RFC 3339 in UTC: `2026-11-21T23:10:33.125Z`.
+    pub(super) fn now(&mut self) -> &[u8] {
+        // A clock before 1970 is a machine not set yet; the order of records is in their numbers.
+        self.at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+
+    fn at(&mut self, since_epoch: Duration) -> &[u8] {
+        let second = since_epoch.as_secs().min(LAST_SECOND);
+        if self.second != Some(second) {
+            let time = UNIX_EPOCH + Duration::from_secs(second);
+            write!(self.text.as_mut_slice(), "{}", humantime::format_rfc3339_millis(time))
+                .expect("a time before the year 10000 has 24 characters");
+            self.second = Some(second);
+        }
+        let mut millis = since_epoch.subsec_millis();
+        for digit in self.text[20..23].iter_mut().rev() {
+            *digit = b'0' + u8::try_from(millis % 10).expect("a digit");
+            millis /= 10;
+        }
+        &self.text
+    }
+}
+
+/// The end of the year 9999, where four digits end.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_writes_what_a_full_formatter_writes() {
+        let mut clock = Clock::default();
+        for millis in [0, 1, 999, 1_000, 951_782_399_999, 951_782_400_000, 1_795_302_633_120] {
+            let time = Duration::from_millis(millis);
+            let full = humantime::format_rfc3339_millis(UNIX_EPOCH + time).to_string();
+            assert_eq!(str::from_utf8(clock.at(time)).unwrap(), full);
+        }
+        assert_eq!(clock.at(Duration::MAX), b"9999-12-31T23:59:59.999Z");
+    }
+}

@@ -1,0 +1,155 @@
+//! Ed25519 keys: who vouches for a log, and how that is checked.
+//!
+//! A checkpoint signs the hash of the record before it. That hash commits to the whole chain, so
+//! one signature vouches for all that stands before it.
+
+use std::fmt;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+
+use super::{Error, chain::Hash};
+use crate::base::{hex, secret::Secret};
+
+/// A key pair that signs checkpoints.
+pub(super) struct SigningKey {
+    pair: Ed25519KeyPair,
+    public: PublicKey,
+}
+
+/// A public key; prints as 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PublicKey([u8; 32]);
+
+impl SigningKey {
+    /// The configured key, else one that lives as long as this process.
+    pub(super) fn new(seed: Option<&Secret>) -> Result<Self, Error> {
+        let seed = match seed {
+            Some(seed) => decode("signing key", seed.expose())?,
+            None => random()?,
+        };
+        let pair =
+            Ed25519KeyPair::from_seed_unchecked(&seed).expect("any 32 bytes are an ed25519 seed");
+        let public = pair.public_key().as_ref().try_into().expect("a public key has 32 bytes");
+        Ok(Self { pair, public: PublicKey(public) })
+    }
+
+    pub(super) fn public(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// The signature of everything up to the record with this hash, in hexadecimal.
+    pub(super) fn sign(&self, head: &Hash) -> [u8; 128] {
+        let mut text = [0; 128];
+        hex::encode(self.pair.sign(&statement(head)).as_ref(), &mut text);
+        text
+    }
+}
+
+impl PublicKey {
+    /// Reads 32 bytes written as 64 hexadecimal digits or as base64.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        decode("public key", text).map(Self)
+    }
+
+    /// Whether `signature` (hexadecimal) was made with this key's other half for `head`.
+    pub(super) fn verifies(&self, head: &Hash, signature: &str) -> bool {
+        let key = UnparsedPublicKey::new(&ED25519, self.0);
+        hex::decode::<64>(signature)
+            .is_some_and(|signature| key.verify(&statement(head), &signature).is_ok())
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = [0; 64];
+        hex::encode(&self.0, &mut text);
+        f.write_str(str::from_utf8(&text).expect("digits are ASCII"))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What is signed: the hash as it stands in the file, after words that make the signature
+/// worthless for anything else this key may sign.
+fn statement(head: &Hash) -> [u8; DOMAIN.len() + 64] {
+    let mut statement = [0; DOMAIN.len() + 64];
+    statement[..DOMAIN.len()].copy_from_slice(DOMAIN);
+    statement[DOMAIN.len()..].copy_from_slice(head.as_bytes());
+    statement
+}
+
+fn random() -> Result<[u8; 32], Error> {
+    let mut seed = [0; 32];
+    SystemRandom::new().fill(&mut seed).map_err(|_| Error::Random)?;
+    Ok(seed)
+}
+
+fn decode(what: &'static str, text: &str) -> Result<[u8; 32], Error> {
+    let text = text.trim();
+    let bytes = hex::decode(text).or_else(|| base64(text));
+    bytes.ok_or(Error::Key { what, characters: text.chars().count() })
+}
+
+/// 32 bytes from either alphabet of base64, padded or not.
+fn base64(text: &str) -> Option<[u8; 32]> {
+    let digits = text.strip_suffix('=').unwrap_or(text);
+    if digits.len() != 43 {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    let mut filled = 0;
+    let (mut bits, mut count) = (0_u32, 0);
+    for digit in digits.bytes() {
+        bits = (bits << 6 | sextet(digit)?) & 0xffff;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes[filled] = u8::try_from(bits >> count & 0xff).expect("masked to eight bits");
+            filled += 1;
+        }
+    }
+    // 43 digits carry two bits more than 32 bytes; set, they would be a second spelling.
+    bits.is_multiple_of(4).then_some(bytes)
+}
+
+fn sextet(digit: u8) -> Option<u32> {
+    let value = match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' | b'-' => 62,
+        b'/' | b'_' => 63,
+        _ => return None,
+    };
+    Some(u32::from(value))
+}
+
+const DOMAIN: &[u8] = b"cogni-gateway audit checkpoint v1 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_reads_the_same_from_hexadecimal_and_both_base64_alphabets() {
+        let key = PublicKey([0xfb; 32]);
+        for text in [
+            "fbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfb",
+            "+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/s=",
+            "-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_s\n",
+        ] {
+            assert_eq!(PublicKey::parse(text).unwrap(), key, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_key_is_described_and_not_repeated() {
+        let error = PublicKey::parse("hunter2").unwrap_err();
+        insta::assert_snapshot!(error, @"");
+    }
+}

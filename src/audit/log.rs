@@ -1,0 +1,368 @@
+//! Writing the log, inline, by whoever has something to record.
+//!
+//! Records are chained into one buffer under one lock. An admission takes the buffer to the file
+//! with one `write`; settlements and refusals wait in it for the next admission or
+//! [`flush`](Log::flush), so a request costs one system call. Handing the record to a writer thread
+//! would cost two context switches instead (`src/manual/decisions/0004`).
+//!
+//! **Invariant:** the buffer holds whole records that continue the file. An admission that did not
+//! get into the file leaves the buffer and the chain as if it had never been tried; everything else
+//! stays until it is written.
+//!
+//! **Invariant:** the buffer is bounded while the disk is full: nothing is admitted then, so at most
+//! [`MAX_UNSETTLED`] settlements arrive, and refusals are counted instead of recorded.
+
+use std::io::{self, BufReader};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::chain::{Chain, Head, MAX_UNSETTLED};
+use super::clock::Clock;
+use super::file::Tail;
+use super::key::SigningKey;
+use super::record::{
+    Admitted, Checkpoint, Finished, Outcome, Record, Refused, Repaired, Reserved, Session, Settled,
+    Started,
+};
+use super::recover::{self, Scan, Torn};
+use super::refusals::Refusals;
+use super::sync::Syncer;
+use super::{Config, Durability, Error};
+use crate::budget::Spent;
+
+/// The audit log of one run. Shared by every thread that serves it.
+pub struct Log(Option<Open>);
+
+/// What the file of an earlier process held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// What was charged so far, lost settlements included: where the ledger goes on.
+    pub spent: Spent,
+    /// Admissions whose settlement was lost, now settled at what they had reserved.
+    pub crashed: u64,
+    /// Bytes of an incomplete last line, now in a file beside the log.
+    pub torn_bytes: u64,
+    /// Whether there were records.
+    pub resumed: bool,
+}
+
+/// What is recorded and not yet written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lag {
+    pub records: u64,
+    pub bytes: u64,
+    /// Whether the last attempt to write or sync failed, so that nothing is admitted.
+    pub failing: bool,
+}
+
+struct Open {
+    state: Mutex<State>,
+    syncer: Option<Syncer>,
+    durability: Durability,
+}
+
+struct State {
+    chain: Chain,
+    clock: Clock,
+    /// The run's id as JSON.
+    run: String,
+    /// Whole records that are in the chain and not yet in the file.
+    lines: Vec<u8>,
+    tail: Tail,
+    failing: bool,
+    key: SigningKey,
+    public_key: String,
+    checkpoint_every: u64,
+    /// The record up to which the log is signed.
+    signed: u64,
+    refusals: Refusals,
+    /// Admissions that have no settlement yet.
+    unsettled: usize,
+}
+
+impl Log {
+    /// Opens a new file, or takes up the one an earlier process of this run left: proves it, moves
+    /// an incomplete last line to `<file>.torn-<seq>`, and settles every admission that has no
+    /// settlement at what it had reserved. Blocks on the disk.
+    pub fn open(config: &Config, started: &Started) -> Result<(Self, Recovered), Error> {
+        let Some(path) = &config.path else {
+            return Ok((Self::discard(), Recovered::default()));
+        };
+        let failed = |source| Error::File { path: path.clone(), source };
+        let key = SigningKey::new(config.signing_key.as_ref())?;
+        let file = Arc::new(recover::open(path)?);
+        let scan = recover::scan(BufReader::new(&*file)).map_err(|e| Error::read(path, e))?;
+        belongs(path, &scan, started)?;
+        let torn = recover::cut_torn_tail(path, &file, &scan).map_err(failed)?;
+
+        let tail = Tail::new(Arc::clone(&file), scan.whole_bytes);
+        let mut state = State::new(tail, scan.chain, key, &started.run);
+        let recovered = state.take_up(&scan, torn.as_ref(), started);
+        state.checkpoint_every = config.checkpoint_every;
+        state.write().map_err(failed)?;
+        let syncer = start_syncer(config, path, file).map_err(failed)?;
+        let open = Open { state: Mutex::new(state), syncer, durability: config.durability };
+        Ok((Self(Some(open)), recovered))
+    }
+
+    /// Accepts everything and keeps nothing.
+    pub fn discard() -> Self {
+        Self(None)
+    }
+
+    /// Records that a call may go upstream, and returns once that survives what
+    /// [`Config::durability`] says. After an error nothing may be sent: the call is not in the log,
+    /// or the log has settled it as [`Outcome::NotSent`], as it does when this future is dropped.
+    pub async fn admitted(&self, record: &Admitted<'_>) -> Result<(), Error> {
+        let Some(open) = &self.0 else { return Ok(()) };
+        let end = open.admit(record)?;
+        if let (Some(syncer), Durability::Fsync) = (&open.syncer, open.durability) {
+            let mut unsent = Unsent { open, request: Some(record.request) };
+            syncer.reached(end).await.map_err(|_| Error::Sync)?;
+            unsent.request = None;
+        }
+        Ok(())
+    }
+
+    /// Records how an admitted call ended. Never fails and does no I/O.
+    pub fn settled(&self, record: &Settled<'_>) {
+        if let Some(open) = &self.0 {
+            open.state().settle(record);
+        }
+    }
+
+    /// Records a request that was refused. Never fails and does no I/O. Of a flood, the first 64
+    /// of each code are recorded singly, the rest by their number, at most once a second.
+    pub fn refused(&self, record: &Refused<'_>) {
+        if let Some(open) = &self.0 {
+            let mut state = open.state();
+            if state.refusals.count(record) {
+                state.append(record);
+            }
+        }
+    }
+
+    /// Writes what is buffered. What cannot be written stays for the next time.
+    pub fn flush(&self) {
+        if let Some(open) = &self.0 {
+            open.flush(false);
+        }
+    }
+
+    /// Records the end of the run, signs the whole and syncs it. Blocks on the disk.
+    ///
+    /// After an error the end is still buffered, and written when the log is dropped if it can be.
+    pub fn finish(&self, record: &Finished) -> Result<(), Error> {
+        let Some(open) = &self.0 else { return Ok(()) };
+        let mut state = open.state();
+        state.record_refusals(true);
+        state.append(record);
+        state.sign();
+        state.write().and_then(|()| state.tail.file().sync_data()).map_err(Error::Write)
+    }
+
+    pub fn lag(&self) -> Lag {
+        let Some(open) = &self.0 else { return Lag::default() };
+        let state = open.state();
+        Lag {
+            records: memchr::memchr_iter(b'\n', &state.lines).count() as u64,
+            bytes: state.lines.len() as u64,
+            failing: state.failing || open.syncer.as_ref().is_some_and(Syncer::has_failed),
+        }
+    }
+}
+
+impl Open {
+    fn admit(&self, record: &Admitted<'_>) -> Result<u64, Error> {
+        if self.syncer.as_ref().is_some_and(Syncer::has_failed) {
+            return Err(Error::Sync);
+        }
+        let end = self.state().admit(record)?;
+        self.written(end);
+        Ok(end)
+    }
+
+    fn flush(&self, all: bool) {
+        let mut state = self.state();
+        state.record_refusals(all);
+        if state.lines.is_empty() {
+            return;
+        }
+        // `State::write` has said so where it changed, and the next flush tries again.
+        let _ = state.write();
+        let end = state.tail.len();
+        drop(state);
+        self.written(end);
+    }
+
+    fn written(&self, end: u64) {
+        if let Some(syncer) = &self.syncer {
+            syncer.written(end);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing below panics; if it did, refusing to settle would lose more than going on.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.flush(true);
+    }
+}
+
+impl State {
+    fn new(tail: Tail, chain: Chain, key: SigningKey, run: &str) -> Self {
+        Self {
+            chain,
+            clock: Clock::default(),
+            run: serde_json::to_string(run).expect("text is JSON"),
+            lines: vec![],
+            tail,
+            failing: false,
+            public_key: key.public().to_string(),
+            key,
+            // The records of taking up stay together; the first checkpoint comes after them.
+            checkpoint_every: 0,
+            signed: chain.next() - 1,
+            refusals: Refusals::default(),
+            unsettled: 0,
+        }
+    }
+
+    /// Records what became of the earlier process, and that this one goes on.
+    fn take_up(&mut self, scan: &Scan, torn: Option<&Torn>, started: &Started) -> Recovered {
+        let resumed = scan.chain != Chain::START;
+        if let Some(torn) = torn {
+            let kept_in = torn.kept_in.file_name().unwrap_or_default().to_string_lossy();
+            self.append(&Repaired { torn_bytes: torn.bytes, kept_in: &kept_in });
+        }
+        let mut spent = scan.spent;
+        for (request, reserved) in &scan.open {
+            self.append(&Settled::unseen(request, Outcome::Crashed, *reserved));
+            spent += *reserved;
+        }
+        let public_key = self.public_key.clone();
+        self.append(&Session { started, public_key: &public_key, resumed });
+        let torn_bytes = torn.map_or(0, |torn| torn.bytes);
+        Recovered { spent, crashed: scan.open.len() as u64, torn_bytes, resumed }
+    }
+
+    /// Either the record is in the file after this, or it is nowhere.
+    fn admit(&mut self, record: &Admitted<'_>) -> Result<u64, Error> {
+        if self.unsettled >= MAX_UNSETTLED {
+            return Err(Error::Unsettled);
+        }
+        // Signed first, so that the admission is the last record and can be taken back.
+        self.sign_if_due();
+        let before = self.chain;
+        let start = self.lines.len();
+        self.append(record);
+        let length = self.lines.len() - start;
+        if let Err(error) = self.write() {
+            // Records before it may have left the buffer; it is the last, so it is still the end.
+            self.lines.truncate(self.lines.len() - length);
+            self.chain = before;
+            return Err(Error::Write(error));
+        }
+        self.unsettled += 1;
+        Ok(self.tail.len())
+    }
+
+    fn settle(&mut self, record: &Settled<'_>) {
+        self.unsettled = self.unsettled.saturating_sub(1);
+        self.append(record);
+    }
+
+    fn record_refusals(&mut self, all: bool) {
+        if self.failing && !all {
+            return;
+        }
+        let mut refusals = std::mem::take(&mut self.refusals);
+        for repeated in refusals.due(Instant::now(), all) {
+            self.append(&repeated);
+        }
+        self.refusals = refusals;
+    }
+
+    fn append<R: Record>(&mut self, record: &R) {
+        self.sign_if_due();
+        let head = Head { time: self.clock.now(), run: &self.run };
+        self.chain.append(&mut self.lines, head, record);
+    }
+
+    fn sign_if_due(&mut self) {
+        let unsigned = self.chain.next() - 1 - self.signed;
+        if self.checkpoint_every > 0 && unsigned >= self.checkpoint_every {
+            self.sign();
+        }
+    }
+
+    fn sign(&mut self) {
+        let signature = self.key.sign(self.chain.prev());
+        let signature = str::from_utf8(&signature).expect("digits are ASCII");
+        let record = Checkpoint { signature, public_key: &self.public_key };
+        let head = Head { time: self.clock.now(), run: &self.run };
+        self.chain.append(&mut self.lines, head, &record);
+        self.signed = self.chain.next() - 1;
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let result = self.tail.write(&mut self.lines);
+        match &result {
+            Err(error) if !self.failing => {
+                tracing::error!(%error, "the audit log cannot be written; nothing is admitted");
+            }
+            Ok(()) if self.failing => tracing::info!("the audit log can be written again"),
+            _ => (),
+        }
+        self.failing = result.is_err();
+        self.lines.shrink_to(KEPT_BUFFER);
+        result
+    }
+}
+
+/// An admission that is in the file and must not be: its call is not sent unless this is disarmed.
+struct Unsent<'a> {
+    open: &'a Open,
+    request: Option<&'a str>,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request {
+            let record = Settled::unseen(request, Outcome::NotSent, Reserved::default());
+            self.open.state().settle(&record);
+        }
+    }
+}
+
+fn belongs(path: &Path, scan: &Scan, started: &Started) -> Result<(), Error> {
+    if scan.chain == Chain::START || scan.run == started.run {
+        return Ok(());
+    }
+    let (theirs, ours) = (scan.run.clone(), started.run.clone());
+    Err(Error::OtherRun { path: path.into(), theirs, ours })
+}
+
+/// Syncs what opening wrote, then starts the thread that goes on with it.
+fn start_syncer(
+    config: &Config,
+    path: &Path,
+    file: Arc<std::fs::File>,
+) -> io::Result<Option<Syncer>> {
+    let pause = match config.durability {
+        Durability::Os => return Ok(None),
+        Durability::Group => config.sync_every,
+        Durability::Fsync => Duration::ZERO,
+    };
+    file.sync_all()?;
+    recover::sync_folder(path)?;
+    Syncer::start(file, pause).map(Some)
+}
+
+/// Buffer that is kept between writes; what a full disk made it grow beyond this is given back.
+const KEPT_BUFFER: usize = 64 * 1024;

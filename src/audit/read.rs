@@ -1,0 +1,216 @@
+//! Reading a log: one checked record after another, in bounded memory.
+
+use std::io::{self, BufRead, Read};
+
+use serde::Deserialize;
+
+use super::chain::{Chain, Hash, Why};
+use super::record::{Finished, Outcome, Reserved};
+use crate::budget::Usage;
+
+/// Hands out the records of a log in order, each one proved to continue the chain.
+#[derive(Debug)]
+pub struct Reader<R> {
+    from: R,
+    chain: Chain,
+    line: Vec<u8>,
+    /// Where the next line begins.
+    offset: u64,
+}
+
+/// One record.
+#[derive(Debug)]
+pub struct Entry {
+    pub seq: u64,
+    /// Where its line begins in the file.
+    pub offset: u64,
+    /// The hash of the record before it.
+    pub(super) prev: Hash,
+    pub time: String,
+    pub run: String,
+    /// The event by its name, known here or not.
+    pub name: String,
+    pub event: Event,
+}
+
+/// What a record says, as far as this version knows its event.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event")]
+pub enum Event {
+    #[serde(rename = "run.started")]
+    Started(Session),
+    #[serde(rename = "request.admitted")]
+    Admitted(Admission),
+    #[serde(rename = "request.settled")]
+    Settled(Settlement),
+    #[serde(rename = "request.refused")]
+    Refused(Refusal),
+    #[serde(rename = "run.finished")]
+    Finished(Finished),
+    #[serde(rename = "log.checkpoint")]
+    Checkpoint(Checkpoint),
+    #[serde(rename = "log.repaired")]
+    Repaired(Repair),
+    /// An event of a later version: chained like any other, counted, not understood.
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Session {
+    pub attempt: String,
+    pub account: String,
+    pub version: String,
+    pub policy: String,
+    pub public_key: String,
+    pub resumed: bool,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Admission {
+    pub request: String,
+    pub route: String,
+    pub model: Option<String>,
+    pub stream: bool,
+    pub reserved: Reserved,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Settlement {
+    pub request: String,
+    pub outcome: Outcome,
+    pub status: u16,
+    pub code: Option<String>,
+    pub usage: Usage,
+    pub charged: Reserved,
+    pub duration_ms: f64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Refusal {
+    /// Absent where the record stands for a flood.
+    pub request: Option<String>,
+    pub code: String,
+    pub status: u16,
+    pub route: Option<String>,
+    pub model: Option<String>,
+    #[serde(default = "once")]
+    pub repeats: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Checkpoint {
+    pub signature: String,
+    pub public_key: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Repair {
+    pub torn_bytes: u64,
+    pub kept_in: String,
+}
+
+/// The first place at which a log is not what was written.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("record {seq} (line {seq}, byte {offset}): {why}")]
+pub struct Broken {
+    /// The record that should stand here. Records count from 1, so this is also the line.
+    pub seq: u64,
+    /// Where its line begins.
+    pub offset: u64,
+    pub why: Why,
+}
+
+/// Why reading ended before the end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+}
+
+/// Where a scan stands: everything up to here is proved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) chain: Chain,
+    pub(super) offset: u64,
+}
+
+impl<R: BufRead> Reader<R> {
+    pub fn new(from: R) -> Self {
+        Self { from, chain: Chain::START, line: vec![], offset: 0 }
+    }
+
+    /// The next record; `None` at the end. After an error there is nothing more to ask for.
+    pub fn entry(&mut self) -> Result<Option<Entry>, Error> {
+        self.line.clear();
+        let limit = MAX_LINE + 1;
+        let length = self.from.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
+        if length == 0 {
+            return Ok(None);
+        }
+        let Position { mut chain, offset } = self.position();
+        let entry = follow(&mut chain, &self.line, offset).map_err(|why| Broken {
+            seq: chain.next(),
+            offset,
+            why,
+        })?;
+        self.chain = chain;
+        self.offset += length as u64;
+        Ok(Some(entry))
+    }
+
+    /// The end of the last record that was handed out.
+    pub(super) fn position(&self) -> Position {
+        Position { chain: self.chain, offset: self.offset }
+    }
+}
+
+impl Entry {
+    /// Says that this record is where the log goes wrong.
+    pub(super) fn broken(&self, why: Why) -> Broken {
+        Broken { seq: self.seq, offset: self.offset, why }
+    }
+}
+
+fn follow(chain: &mut Chain, line: &[u8], offset: u64) -> Result<Entry, Why> {
+    let Some((b'\n', content)) = line.split_last() else {
+        return Err(cut(chain, line));
+    };
+    let (seq, prev) = (chain.next(), *chain.prev());
+    let mut next = *chain;
+    next.follow(content)?;
+    let unreadable = |error: serde_json::Error| Why::Fields(error.to_string());
+    let Head { time, run, event: name } = serde_json::from_slice(content).map_err(unreadable)?;
+    let event = serde_json::from_slice(content).map_err(unreadable)?;
+    *chain = next;
+    Ok(Entry { seq, offset, prev, time, run, name, event })
+}
+
+/// What to say of a line without an end.
+fn cut(chain: &Chain, line: &[u8]) -> Why {
+    if line.len() as u64 > MAX_LINE {
+        Why::TooLong
+    } else if chain.next() == 1 && !chain.could_begin_with(line) {
+        // Nothing proves that this file is a log at all; it may be anything without a line feed.
+        Why::Form
+    } else {
+        Why::Torn
+    }
+}
+
+#[derive(Deserialize)]
+struct Head {
+    time: String,
+    run: String,
+    event: String,
+}
+
+fn once() -> u64 {
+    1
+}
+
+/// The longest line a reader takes, in bytes. Ours are under 8 KiB; the rest is room for later
+/// events.
+pub const MAX_LINE: u64 = 1 << 20;

@@ -1,0 +1,167 @@
+//! The thread that makes records survive a power cut.
+//!
+//! One `fdatasync` serves everything written before it began: the callers that wait share it, and
+//! while it runs the next group gathers. That is the whole of group commit.
+//!
+//! **Invariant:** after a failed `fdatasync` nothing counts as durable any more. The kernel may have
+//! dropped the pages and would report success the next time, so the only honest answer is a new
+//! process that reads the file again.
+
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+/// A thread that syncs one file whenever there is something new in it.
+#[derive(Debug)]
+pub(super) struct Syncer {
+    shared: Arc<Shared>,
+    progress: watch::Receiver<Progress>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// `fdatasync` failed, now or before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failed;
+
+type Progress = Result<u64, Failed>;
+
+#[derive(Debug, Default)]
+struct Shared {
+    wanted: Mutex<Wanted>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Wanted {
+    /// The end of what has been written, in bytes from the start of the file.
+    written: u64,
+    stopping: bool,
+}
+
+impl Syncer {
+    /// Starts the thread; it rests at least `pause` between two syncs.
+    pub(super) fn start(file: Arc<File>, pause: Duration) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (sender, progress) = watch::channel(Ok(0));
+        let theirs = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("audit-sync".into())
+            .spawn(move || run(&theirs, &file, pause, &sender))?;
+        Ok(Self { shared, progress, thread: Some(thread) })
+    }
+
+    /// Says how long the file is now. Does not wait.
+    pub(super) fn written(&self, end: u64) {
+        let mut wanted = self.shared.lock();
+        if end > wanted.written {
+            wanted.written = end;
+            drop(wanted);
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// Returns once the first `end` bytes are on disk.
+    pub(super) async fn reached(&self, end: u64) -> Result<(), Failed> {
+        let mut progress = self.progress.clone();
+        let arrived = |progress: &Progress| progress.is_err() || progress.is_ok_and(|at| at >= end);
+        // The sender is gone only after it has said how it ended.
+        progress.wait_for(arrived).await.map_or(Err(Failed), |progress| progress.map(drop))
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.progress.borrow().is_err()
+    }
+}
+
+impl Drop for Syncer {
+    /// Waits for the last sync.
+    fn drop(&mut self) {
+        self.shared.lock().stopping = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic, and a destructor would have nobody to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Wanted> {
+        // Two plain values: there is no half-done state that a panic could leave.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for something to sync; `None` when there is nothing left and no more to come.
+    fn next(&self, done: u64) -> Option<u64> {
+        let idle = |wanted: &mut Wanted| wanted.written <= done && !wanted.stopping;
+        let wanted =
+            self.wake.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
+        (wanted.written > done).then_some(wanted.written)
+    }
+
+    fn rest(&self, pause: Duration) {
+        // The result only says whether the time is over, and both ends mean: go on.
+        drop(self.wake.wait_timeout_while(self.lock(), pause, |wanted| !wanted.stopping));
+    }
+}
+
+fn run(shared: &Shared, file: &File, pause: Duration, progress: &watch::Sender<Progress>) {
+    let mut done = 0;
+    while let Some(end) = shared.next(done) {
+        if let Err(error) = file.sync_data() {
+            tracing::error!(%error, "the audit log cannot be synced; nothing more is admitted");
+            progress.send_modify(|progress| *progress = Err(Failed));
+            return;
+        }
+        done = end;
+        progress.send_modify(|progress| *progress = Ok(done));
+        if !pause.is_zero() {
+            shared.rest(pause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn it_reports_how_far_the_file_is_durable() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(10).unwrap();
+        let syncer = Syncer::start(Arc::new(file), Duration::ZERO).unwrap();
+        syncer.written(10);
+        assert_eq!(syncer.reached(10).await, Ok(()));
+        assert!(!syncer.has_failed());
+    }
+
+    /// `/dev/null` is the one thing everywhere that can be opened and never be synced.
+    #[tokio::test]
+    async fn a_failed_sync_fails_everyone_from_then_on() {
+        let file = File::options().write(true).open("/dev/null").unwrap();
+        let syncer = Syncer::start(Arc::new(file), Duration::ZERO).unwrap();
+        syncer.written(10);
+        assert_eq!(syncer.reached(10).await, Err(Failed));
+        syncer.written(20);
+        assert_eq!(syncer.reached(20).await, Err(Failed));
+        assert!(syncer.has_failed());
+    }
+
+    #[tokio::test]
+    async fn what_was_written_last_is_synced_before_the_thread_ends() {
+        let syncer = Syncer::start(Arc::new(tempfile::tempfile().unwrap()), PAUSE).unwrap();
+        syncer.written(1);
+        syncer.reached(1).await.unwrap();
+        syncer.written(2);
+        let progress = syncer.progress.clone();
+        drop(syncer);
+        assert_eq!(*progress.borrow(), Ok(2));
+    }
+
+    /// Longer than any test: only the end of the log can end it.
+    const PAUSE: Duration = Duration::from_hours(1);
+}

@@ -1,0 +1,40 @@
+//! Bytes as lower-case hexadecimal text, without an allocation.
+
+/// Writes `bytes` into `text`, which is twice as long.
+///
+/// ```
+/// let mut text = [0; 4];
+/// cogni_gateway::base::hex::encode(&[0x0a, 0xff], &mut text);
+/// assert_eq!(&text, b"0aff");
+/// ```
+pub fn encode(bytes: &[u8], text: &mut [u8]) {
+    debug_assert_eq!(text.len(), bytes.len() * 2);
+    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
+}
+
+/// Reads exactly `N` bytes from digits of either case; `None` for anything else.
+///
+/// ```
+/// use cogni_gateway::base::hex::decode;
+/// assert_eq!(decode("0aFF"), Some([0x0a, 0xff]));
+/// assert_eq!(decode::<2>("0a"), None);
+/// ```
+pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != 2 * N {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}
+
+fn digit(character: u8) -> Option<u8> {
+    char::from(character).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+const DIGITS: &[u8; 16] = b"0123456789abcdef";

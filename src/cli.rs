@@ -1,0 +1,3 @@
+//! What the command line offers, one file per command.
+
+pub mod audit;

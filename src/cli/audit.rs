@@ -1,0 +1,258 @@
+//! `cogni-gateway audit`: prove a log, or read it.
+
+use std::fmt::{self, Display, Formatter};
+use std::fs::File;
+use std::io::{self, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+use crate::audit::read::{self, Broken, Entry, Event, Reader, Refusal, Session, Settlement};
+use crate::audit::record::Reserved;
+use crate::audit::verify::{self, Report};
+use crate::audit::{Error, PublicKey};
+use crate::budget::{Spent, Tokens};
+
+/// Prove or read an audit log.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Command {
+    /// Prove that nothing in a log was changed, or name the first record that was.
+    Verify {
+        /// The log, as `AUDIT_LOG_PATH` names it.
+        file: PathBuf,
+        /// The key that must have signed it: 32 bytes as hexadecimal or base64.
+        #[arg(long, value_name = "KEY")]
+        public_key: Option<String>,
+    },
+    /// Print a log as a table, one line per record.
+    Show {
+        /// The log, as `AUDIT_LOG_PATH` names it.
+        file: PathBuf,
+    },
+}
+
+/// Runs the command. The exit code is 1 where a log can be read and does not prove itself.
+pub fn run(command: &Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Verify { file, public_key } => verify(file, public_key.as_deref(), out),
+        Command::Show { file } => show(file, out),
+    }
+}
+
+fn verify(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let pinned = pinned.map(PublicKey::parse).transpose().context("--public-key")?;
+    match verify::verify(file, pinned.as_ref()) {
+        Ok(report) if report.records == 0 => {
+            writeln!(out, "EMPTY: there is no record, so nothing is proved")?;
+            Ok(ExitCode::FAILURE)
+        }
+        Ok(report) => {
+            write_report(&report, pinned.is_some(), out)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(Error::Broken { broken, .. }) => write_broken(&broken, out),
+        Err(error @ Error::Unsigned { .. }) => {
+            writeln!(out, "UNSIGNED: {error}")?;
+            Ok(ExitCode::FAILURE)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn show(file: &Path, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let log = File::open(file).with_context(|| format!("audit log `{}`", file.display()))?;
+    let mut reader = Reader::new(BufReader::new(log));
+    let mut date = String::new();
+    loop {
+        match reader.entry() {
+            Ok(Some(entry)) => write_row(&entry, &mut date, out)?,
+            Ok(None) => return Ok(ExitCode::SUCCESS),
+            Err(read::Error::Broken(broken)) => return write_broken(&broken, out),
+            Err(read::Error::Io(error)) => return Err(error.into()),
+        }
+    }
+}
+
+fn write_broken(broken: &Broken, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    writeln!(out, "BROKEN: {broken}")?;
+    match broken.seq {
+        1 => (),
+        2 => writeln!(out, "record 1 is as it was written")?,
+        seq => writeln!(out, "records 1 to {} are as they were written", seq - 1)?,
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+fn write_report(report: &Report, pinned: bool, out: &mut impl Write) -> io::Result<()> {
+    let Report { run, attempt, account, starts, records, first, last, .. } = report;
+    let Report { admitted, settled, crashed, open, unmatched, refused, spent, .. } = report;
+    let (run, attempt, account) = (Plain(run), Plain(attempt), Plain(account));
+    writeln!(out, "OK: {records} records are as they were written")?;
+    writeln!(out, "run         {run}, attempt {attempt}, account {account}, started {starts}×")?;
+    writeln!(out, "time        {} to {}", Plain(first), Plain(last))?;
+    writeln!(out, "calls       {admitted} admitted, {settled} settled ({crashed} after a crash)")?;
+    if *open > 0 {
+        writeln!(out, "            {open} in flight, or lost if the process is gone")?;
+    }
+    if *unmatched > 0 {
+        writeln!(out, "            {unmatched} settled without admission: a fault of the gateway")?;
+    }
+    writeln!(out, "refusals    {refused}")?;
+    writeln!(out, "spent       {}", Amount::from(*spent))?;
+    writeln!(out, "signatures  {}", Signed { report, pinned })?;
+    let end =
+        if report.finished { "in order" } else { "not recorded; later records may be missing" };
+    writeln!(out, "end         {end}")
+}
+
+/// Two lines on who vouches for what.
+struct Signed<'a> {
+    report: &'a Report,
+    pinned: bool,
+}
+
+impl Display for Signed<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let signatures = &self.report.signatures;
+        let (Some(last), Some(key)) = (signatures.last, signatures.key) else {
+            return f.write_str("none yet");
+        };
+        let Report { records, .. } = self.report;
+        write!(
+            f,
+            "{} checkpoints, the last is record {last} of {records}",
+            signatures.checkpoints
+        )?;
+        if signatures.foreign > 0 {
+            write!(f, "; {} more by other keys", signatures.foreign)?;
+        }
+        write!(f, "\nkey         {key}")?;
+        let source = if self.pinned {
+            "the one you named"
+        } else {
+            "named by the file itself, so it finds damage, not a forger; pass --public-key"
+        };
+        write!(f, "\n            {source}")
+    }
+}
+
+fn write_row(entry: &Entry, date: &mut String, out: &mut impl Write) -> io::Result<()> {
+    let (day, time) = entry.time.split_once('T').unwrap_or(("-", &entry.time));
+    if day != date {
+        day.clone_into(date);
+        writeln!(out, "{}, run {}", Plain(day), Plain(&entry.run))?;
+    }
+    let seq = entry.seq;
+    let time = Plain(time.trim_end_matches('Z')).to_string();
+    let name = Plain(&entry.name).to_string();
+    let request = Plain(request(&entry.event)).to_string();
+    writeln!(out, "{seq:>6}  {time:12}  {name:16}  {request:36}  {}", What(&entry.event))
+}
+
+fn request(event: &Event) -> &str {
+    match event {
+        Event::Admitted(admission) => &admission.request,
+        Event::Settled(settlement) => &settlement.request,
+        Event::Refused(Refusal { request: Some(request), .. }) => request,
+        _ => "-",
+    }
+}
+
+/// The rest of a row, in words.
+struct What<'a>(&'a Event);
+
+impl Display for What<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Event::Started(session) => write_session(session, f),
+            Event::Admitted(admission) => {
+                let route = Plain(&admission.route);
+                let model = Plain(admission.model.as_deref().unwrap_or("-"));
+                let stream = if admission.stream { ", streamed" } else { "" };
+                let reserved = Amount::from(admission.reserved);
+                write!(f, "{route} {model}{stream}; reserves {reserved}")
+            }
+            Event::Settled(settlement) => write_settlement(settlement, f),
+            Event::Refused(refusal) => write_refusal(refusal, f),
+            Event::Finished(finished) => write!(f, "spent {}", Amount::from(finished.spent)),
+            Event::Checkpoint(checkpoint) => write!(f, "signed, {}", Plain(&checkpoint.public_key)),
+            Event::Repaired(repair) => {
+                let kept_in = Plain(&repair.kept_in);
+                write!(f, "{} bytes of a torn line moved to {kept_in}", repair.torn_bytes)
+            }
+            Event::Other => f.write_str("-"),
+        }
+    }
+}
+
+fn write_session(session: &Session, f: &mut Formatter<'_>) -> fmt::Result {
+    let (attempt, account) = (Plain(&session.attempt), Plain(&session.account));
+    let (version, policy) = (Plain(&session.version), Plain(&session.policy));
+    let resumed = if session.resumed { ", resumed" } else { "" };
+    write!(f, "attempt {attempt}{resumed}, account {account}, version {version}, policy {policy}")
+}
+
+fn write_settlement(settlement: &Settlement, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "{} {}", settlement.outcome.as_str(), settlement.status)?;
+    if let Some(code) = &settlement.code {
+        write!(f, " {}", Plain(code))?;
+    }
+    let charged = Amount::from(settlement.charged);
+    let source = settlement.usage.source.as_str();
+    write!(f, "; charged {charged} ({source}); {:.1} ms", settlement.duration_ms)
+}
+
+fn write_refusal(refusal: &Refusal, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "{} {}", Plain(&refusal.code), refusal.status)?;
+    if let Some(route) = &refusal.route {
+        write!(f, "; {} {}", Plain(route), Plain(refusal.model.as_deref().unwrap_or("-")))?;
+    }
+    if refusal.repeats > 1 {
+        write!(f, "; {} times", refusal.repeats)?;
+    }
+    Ok(())
+}
+
+/// Turns and tokens, as people say them.
+struct Amount {
+    turns: u64,
+    input: Tokens,
+    output: Tokens,
+}
+
+impl From<Reserved> for Amount {
+    fn from(Reserved { turns, input, output }: Reserved) -> Self {
+        Self { turns, input, output }
+    }
+}
+
+impl From<Spent> for Amount {
+    fn from(Spent { turns, input, output }: Spent) -> Self {
+        Self { turns, input, output }
+    }
+}
+
+impl Display for Amount {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let turns = if self.turns == 1 { "turn" } else { "turns" };
+        write!(f, "{} {turns}, {} in, {} out", self.turns, self.input.0, self.output.0)
+    }
+}
+
+/// Text from a log, safe to print: a client chose some of it, and a terminal obeys escapes.
+struct Plain<'a>(&'a str);
+
+impl Display for Plain<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            c if c.is_control() || is_bidi(c) => write!(f, "{}", c.escape_unicode()),
+            c => write!(f, "{c}"),
+        })
+    }
+}
+
+/// Characters that reorder the text around them, so that a line reads as what it is not.
+fn is_bidi(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
