@@ -4,5 +4,6 @@
 
 pub mod drain;
 pub mod hex;
+pub mod metrics;
 pub mod secret;
 pub mod unix;

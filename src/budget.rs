@@ -5,9 +5,11 @@
 //! **Invariant:** spent plus reserved never exceeds a limit when a reservation is granted; only the
 //! difference between an estimate and the truth can, and [`Usage::source`] tells which it was.
 
+mod cost;
 mod ledger;
 mod rate;
 mod usage;
 
+pub use cost::Nanodollars;
 pub use ledger::{Ask, Ledger, Limits, Refusal, Reservation, Status};
 pub use usage::{Amount, Source, Tokens, Usage};

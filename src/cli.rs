@@ -1,3 +1,64 @@
-//! What the command line offers, one file per command.
+//! The command line: what can be asked for, and one short file for each command.
 
 pub mod audit;
+pub mod health;
+pub mod proxy;
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Runs the command that the process was called with.
+pub fn main() -> ExitCode {
+    let matches = command().get_matches();
+    start_log();
+    let done = run(&matches, &mut io::stdout().lock());
+    done.unwrap_or_else(|error| {
+        let _ = writeln!(io::stderr(), "error: {error:#}");
+        ExitCode::from(WRONG_USE)
+    })
+}
+
+/// All commands with their flags.
+pub fn command() -> Command {
+    Command::new("cogni-gateway")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("One way out for untrusted agents: an LLM gateway on a unix socket per run")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(proxy::command())
+        .subcommand(health::Args::augment_args(
+            Command::new("health").about("Ask a served socket whether it answers"),
+        ))
+        .subcommand(audit::Command::augment_subcommands(
+            Command::new("audit")
+                .about("Prove or read an audit log")
+                .subcommand_required(true)
+                .arg_required_else_help(true),
+        ))
+}
+
+fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    match matches.subcommand() {
+        Some(("proxy", matches)) => proxy::run(matches),
+        Some(("health", matches)) => health::run(&health::Args::from_arg_matches(matches)?),
+        Some(("audit", matches)) => audit::run(&audit::Command::from_arg_matches(matches)?, out),
+        _ => unreachable!("clap knows no other command"),
+    }
+}
+
+/// Our own log goes to stderr: readable on a terminal, JSON for machines if `LOG_FORMAT=json`.
+fn start_log() {
+    let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    if std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json") {
+        log.json().init();
+    } else {
+        log.with_ansi(io::stderr().is_terminal()).init();
+    }
+}
+
+/// clap's exit status for wrong use.
+const WRONG_USE: u8 = 2;

@@ -1,12 +1,16 @@
 //! One way out for untrusted agents: a programmable LLM gateway on a unix socket per run.
 //!
-//! The rooms, in reading order. A room imports only from rooms further down this list;
-//! `tests/it/tidy.rs` holds the table and checks it.
+//! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
+//! says; [`gateway`] serves a [`run`], whose [`audit`] log and [`budget`] it shares; [`base`] could
+//! serve any other program. A room imports only from rooms below it; `tests/it/tidy.rs` holds the
+//! table and checks it.
 
+pub mod app;
 pub mod audit;
 pub mod base;
 pub mod budget;
 pub mod cli;
+pub mod config;
 pub mod gateway;
 pub mod provider;
 pub mod run;

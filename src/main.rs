@@ -1,3 +1,7 @@
 //! The `cogni-gateway` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cogni_gateway::cli::main()
+}

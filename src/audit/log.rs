@@ -22,14 +22,13 @@ use super::clock::Clock;
 use super::file::Tail;
 use super::key::SigningKey;
 use super::record::{
-    Admitted, Checkpoint, Finished, Outcome, Record, Refused, Repaired, Reserved, Session, Settled,
-    Started,
+    Admitted, Checkpoint, Finished, Outcome, Record, Refused, Repaired, Session, Settled, Started,
 };
 use super::recover::{self, Scan, Torn};
 use super::refusals::Refusals;
 use super::sync::Syncer;
 use super::{Config, Durability, Error};
-use crate::budget::Spent;
+use crate::budget::Amount;
 
 /// The audit log of one run. Shared by every thread that serves it.
 pub struct Log(Option<Open>);
@@ -38,7 +37,7 @@ pub struct Log(Option<Open>);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// What was charged so far, lost settlements included: where the ledger goes on.
-    pub spent: Spent,
+    pub spent: Amount,
     /// Admissions whose settlement was lost, now settled at what they had reserved.
     pub crashed: u64,
     /// Bytes of an incomplete last line, now in a file beside the log.
@@ -243,7 +242,7 @@ impl State {
         let mut spent = scan.spent;
         for (request, reserved) in &scan.open {
             self.append(&Settled::unseen(request, Outcome::Crashed, *reserved));
-            spent += *reserved;
+            spent = spent + *reserved;
         }
         let public_key = self.public_key.clone();
         self.append(&Session { started, public_key: &public_key, resumed });
@@ -334,7 +333,7 @@ struct Unsent<'a> {
 impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if let Some(request) = self.request {
-            let record = Settled::unseen(request, Outcome::NotSent, Reserved::default());
+            let record = Settled::unseen(request, Outcome::NotSent, Amount::default());
             self.open.state().settle(&record);
         }
     }

@@ -5,8 +5,8 @@ use std::io::{self, BufRead, Read};
 use serde::Deserialize;
 
 use super::chain::{Chain, Hash, Why};
-use super::record::{Finished, Outcome, Reserved};
-use crate::budget::Usage;
+use super::record::{Finished, Outcome};
+use crate::budget::{Amount, Usage};
 
 /// Hands out the records of a log in order, each one proved to continue the chain.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ pub struct Admission {
     pub route: String,
     pub model: Option<String>,
     pub stream: bool,
-    pub reserved: Reserved,
+    pub reserved: Amount,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,7 +82,7 @@ pub struct Settlement {
     pub status: u16,
     pub code: Option<String>,
     pub usage: Usage,
-    pub charged: Reserved,
+    pub charged: Amount,
     pub duration_ms: f64,
 }
 

@@ -5,8 +5,6 @@
 //! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE) whatever they send.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
-use std::ops::AddAssign;
-
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::budget::{Amount, Usage};
@@ -160,6 +158,17 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub const ALL: [Self; 8] = [
+        Self::Completed,
+        Self::ClientGone,
+        Self::UpstreamFailed,
+        Self::UpstreamTimeout,
+        Self::DeadlineExceeded,
+        Self::ShutDown,
+        Self::Crashed,
+        Self::NotSent,
+    ];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -176,7 +185,7 @@ impl Outcome {
 
 impl<'a> Settled<'a> {
     /// A settlement by the log itself, of a call it knows nothing more about.
-    pub(super) fn unseen(request: &'a str, outcome: Outcome, charged: Reserved) -> Self {
+    pub(super) fn unseen(request: &'a str, outcome: Outcome, charged: Amount) -> Self {
         Self {
             request,
             outcome,
@@ -191,22 +200,6 @@ impl<'a> Settled<'a> {
             first_byte_ms: None,
             duration_ms: 0.0,
         }
-    }
-}
-
-impl AddAssign for Reserved {
-    fn add_assign(&mut self, other: Self) {
-        self.turns = self.turns.saturating_add(other.turns);
-        self.input += other.input;
-        self.output += other.output;
-    }
-}
-
-impl AddAssign<Reserved> for Spent {
-    fn add_assign(&mut self, charged: Reserved) {
-        self.turns = self.turns.saturating_add(charged.turns);
-        self.input += charged.input;
-        self.output += charged.output;
     }
 }
 

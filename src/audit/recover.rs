@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use super::Error;
 use super::chain::{Chain, Why};
 use super::read::{self, Broken, Reader};
-use super::record::Reserved;
 use super::verify::Tally;
-use crate::budget::Spent;
+use crate::budget::Amount;
 
 /// What a log holds, as far as a new process must know.
 #[derive(Debug)]
@@ -21,9 +20,9 @@ pub struct Scan {
     /// The run the records belong to; empty where there are none.
     pub run: String,
     /// What the settled calls were charged.
-    pub spent: Spent,
+    pub spent: Amount,
     /// Admissions without a settlement, in order, with what they had reserved.
-    pub open: Vec<(String, Reserved)>,
+    pub open: Vec<(String, Amount)>,
 }
 
 /// The bytes of an incomplete last line, and where they are now.

@@ -9,8 +9,8 @@ use super::Error;
 use super::chain::{MAX_UNSETTLED, Why};
 use super::key::PublicKey;
 use super::read::{self, Broken, Checkpoint, Entry, Event, Reader, Settlement};
-use super::record::{Outcome, Reserved};
-use crate::budget::Spent;
+use super::record::Outcome;
+use crate::budget::Amount;
 
 /// What a proved log says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Report {
     /// Settlements without an admission: a fault of the gateway, not of the file.
     pub unmatched: u64,
     pub refused: u64,
-    pub spent: Spent,
+    pub spent: Amount,
     /// Whether the last thing that happened was the run's orderly end.
     pub finished: bool,
     pub signatures: Signatures,
@@ -89,7 +89,7 @@ pub(super) struct Tally {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Open {
     pub(super) seq: u64,
-    pub(super) reserved: Reserved,
+    pub(super) reserved: Amount,
 }
 
 impl Tally {
@@ -110,7 +110,7 @@ impl Tally {
     }
 
     /// What has been spent, and what is still reserved, in the order of admission.
-    pub(super) fn settle(self) -> (Spent, Vec<(String, Reserved)>) {
+    pub(super) fn settle(self) -> (Amount, Vec<(String, Amount)>) {
         let mut open: Vec<_> = self.open.into_iter().collect();
         open.sort_unstable_by_key(|(_, open)| open.seq);
         let reserved = open.into_iter().map(|(request, open)| (request, open.reserved)).collect();
@@ -140,7 +140,7 @@ impl Tally {
                 let open = self.open.entry(admission.request.clone()).or_default();
                 open.seq = entry.seq;
                 // An id admitted twice is a fault of the gateway; it must not come out cheaper.
-                open.reserved += admission.reserved;
+                open.reserved = open.reserved + admission.reserved;
                 if self.open.len() > MAX_UNSETTLED {
                     return Err(Why::Unsettled);
                 }
@@ -161,7 +161,7 @@ impl Tally {
         report.settled += 1;
         report.crashed += u64::from(settlement.outcome == Outcome::Crashed);
         report.unmatched += u64::from(self.open.remove(&settlement.request).is_none());
-        report.spent += settlement.charged;
+        report.spent = report.spent + settlement.charged;
     }
 
     fn checkpoint(&mut self, entry: &Entry, checkpoint: &Checkpoint) -> Result<(), Why> {

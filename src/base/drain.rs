@@ -5,6 +5,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use hyper::rt::Executor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,6 +24,16 @@ pub enum Drained {
     Graceful,
     /// The grace period was over; what was left has been cut.
     Cut,
+}
+
+/// So that hyper's own tasks are waited for, too.
+impl<F> Executor<F> for Drain
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.spawn(task);
+    }
 }
 
 impl Drain {
@@ -46,6 +57,11 @@ impl Drain {
     /// Cancelled when work still open must stop at once.
     pub fn cut(&self) -> &CancellationToken {
         &self.cut
+    }
+
+    /// Waits until the group is told to finish and its last task has ended.
+    pub async fn ended(&self) {
+        self.tasks.wait().await;
     }
 
     /// Tells every task to finish, waits for `grace`, then cuts what is left and waits for that.

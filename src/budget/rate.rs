@@ -60,7 +60,7 @@ impl Rate {
         let retry_after = match self.limiter.check_n(wanted) {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(not_until)) => not_until.wait_time_from(DefaultClock::default().now()),
-            Err(_beyond_capacity) => Duration::from_secs(60),
+            Err(_beyond_capacity) => Duration::from_mins(1),
         };
         Err(Refusal::Rate { kind, limit: self.limit.get(), retry_after })
     }

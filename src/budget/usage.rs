@@ -98,6 +98,8 @@ impl Add for Amount {
 }
 
 impl Source {
+    pub const ALL: [Self; 3] = [Self::Provider, Self::Drained, Self::Estimated];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Provider => "provider",

@@ -9,10 +9,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use crate::audit::read::{self, Broken, Entry, Event, Reader, Refusal, Session, Settlement};
-use crate::audit::record::Reserved;
 use crate::audit::verify::{self, Report};
 use crate::audit::{Error, PublicKey};
-use crate::budget::{Spent, Tokens};
+use crate::budget::Amount;
 
 /// Prove or read an audit log.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -99,7 +98,7 @@ fn write_report(report: &Report, pinned: bool, out: &mut impl Write) -> io::Resu
         writeln!(out, "            {unmatched} settled without admission: a fault of the gateway")?;
     }
     writeln!(out, "refusals    {refused}")?;
-    writeln!(out, "spent       {}", Amount::from(*spent))?;
+    writeln!(out, "spent       {}", Words(*spent))?;
     writeln!(out, "signatures  {}", Signed { report, pinned })?;
     let end =
         if report.finished { "in order" } else { "not recorded; later records may be missing" };
@@ -170,12 +169,12 @@ impl Display for What<'_> {
                 let route = Plain(&admission.route);
                 let model = Plain(admission.model.as_deref().unwrap_or("-"));
                 let stream = if admission.stream { ", streamed" } else { "" };
-                let reserved = Amount::from(admission.reserved);
+                let reserved = Words(admission.reserved);
                 write!(f, "{route} {model}{stream}; reserves {reserved}")
             }
             Event::Settled(settlement) => write_settlement(settlement, f),
             Event::Refused(refusal) => write_refusal(refusal, f),
-            Event::Finished(finished) => write!(f, "spent {}", Amount::from(finished.spent)),
+            Event::Finished(finished) => write!(f, "spent {}", Words(finished.spent)),
             Event::Checkpoint(checkpoint) => write!(f, "signed, {}", Plain(&checkpoint.public_key)),
             Event::Repaired(repair) => {
                 let kept_in = Plain(&repair.kept_in);
@@ -198,7 +197,7 @@ fn write_settlement(settlement: &Settlement, f: &mut Formatter<'_>) -> fmt::Resu
     if let Some(code) = &settlement.code {
         write!(f, " {}", Plain(code))?;
     }
-    let charged = Amount::from(settlement.charged);
+    let charged = Words(settlement.charged);
     let source = settlement.usage.source.as_str();
     write!(f, "; charged {charged} ({source}); {:.1} ms", settlement.duration_ms)
 }
@@ -215,28 +214,13 @@ fn write_refusal(refusal: &Refusal, f: &mut Formatter<'_>) -> fmt::Result {
 }
 
 /// Turns and tokens, as people say them.
-struct Amount {
-    turns: u64,
-    input: Tokens,
-    output: Tokens,
-}
+struct Words(Amount);
 
-impl From<Reserved> for Amount {
-    fn from(Reserved { turns, input, output }: Reserved) -> Self {
-        Self { turns, input, output }
-    }
-}
-
-impl From<Spent> for Amount {
-    fn from(Spent { turns, input, output }: Spent) -> Self {
-        Self { turns, input, output }
-    }
-}
-
-impl Display for Amount {
+impl Display for Words {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let turns = if self.turns == 1 { "turn" } else { "turns" };
-        write!(f, "{} {turns}, {} in, {} out", self.turns, self.input.0, self.output.0)
+        let Amount { turns, input, output } = self.0;
+        let plural = if turns == 1 { "" } else { "s" };
+        write!(f, "{turns} turn{plural}, {} in, {} out", input.0, output.0)
     }
 }
 

@@ -87,6 +87,11 @@ impl Route {
         }
     }
 
+    /// Whether the provider charges tokens for a call.
+    pub fn spends_tokens(self) -> bool {
+        self.is_turn() || self == Self::Embeddings
+    }
+
     /// Whether a call counts as a turn: the model generates.
     pub fn is_turn(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages)

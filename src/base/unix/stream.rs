@@ -16,6 +16,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::time::Sleep;
 
+use super::register;
+
 /// A unix stream that gives up on a peer which reads nothing for too long.
 pub struct Stream {
     socket: AsyncFd<UnixStream>,
@@ -154,16 +156,6 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.socket.get_ref().shutdown(Shutdown::Write))
     }
-}
-
-#[expect(
-    unsafe_code,
-    reason = "tokio offers registration for one interest only as an unsafe function"
-)]
-fn register(socket: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
-    // SAFETY: a `UnixStream` owns its descriptor and names the same one for as long as it lives,
-    // and `AsyncFd` takes it by value, so the registration cannot outlast it.
-    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
 /// How a connection with HTTP/2 prior knowledge begins (RFC 9113, section 3.4).

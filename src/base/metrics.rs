@@ -1,0 +1,25 @@
+//! Prometheus text, and the small listener it is scraped from.
+//!
+//! **Invariant:** the listener answers whoever reaches it, so it is bound where only operators can:
+//! never on a socket that is mounted into a sandbox.
+
+mod listener;
+mod process;
+
+use prometheus::{Registry, TextEncoder};
+
+pub use listener::serve;
+pub use process::Process;
+
+/// Everything in the registry, as Prometheus text exposition 0.0.4.
+pub fn render(registry: &Registry) -> Vec<u8> {
+    let text = TextEncoder::new().encode_to_string(&registry.gather());
+    text.expect("a String takes every write, and a registry never gathers an empty family")
+        .into_bytes()
+}
+
+/// A count as Prometheus has it: every sample is a double.
+#[expect(clippy::cast_precision_loss, reason = "off by less than a part in 2^53")]
+pub fn float(count: u64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,113 @@
+//! Money, counted in whole units so small that nothing is lost.
+
+use std::fmt::{self, Display, Formatter};
+
+/// Billionths of a US dollar. Shown in dollars, without loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Nanodollars(pub u64);
+
+impl Nanodollars {
+    const PER_DOLLAR: u64 = 1_000_000_000;
+
+    /// Reads a decimal number of dollars, exponent allowed, rounded to the nearest billionth.
+    /// It never passes through a float, so what LiteLLM bills is what is compared.
+    ///
+    /// `None` for what is negative, no number, or too large.
+    ///
+    /// ```
+    /// use cogni_gateway::budget::Nanodollars;
+    ///
+    /// assert_eq!(Nanodollars::parse("5.025e-05"), Some(Nanodollars(50_250)));
+    /// assert_eq!(Nanodollars::parse("-1"), None);
+    /// ```
+    pub fn parse(dollars: &str) -> Option<Self> {
+        let (mantissa, exponent) = dollars.split_once(['e', 'E']).unwrap_or((dollars, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        if whole.is_empty() {
+            return None;
+        }
+        let mut digits: u128 = 0;
+        for digit in whole.bytes().chain(fraction.bytes()) {
+            let value = digit.is_ascii_digit().then_some(digit - b'0')?;
+            digits = digits.checked_mul(10)?.checked_add(value.into())?;
+        }
+        let point = i32::try_from(fraction.len()).ok()?;
+        let scale = exponent.parse::<i32>().ok()?.checked_sub(point)?.checked_add(9)?;
+        let power = 10_u128.checked_pow(scale.unsigned_abs());
+        let nanodollars = match power {
+            _ if digits == 0 => 0,
+            Some(power) if scale >= 0 => digits.checked_mul(power)?,
+            Some(power) => digits.checked_add(power / 2)? / power,
+            None if scale < 0 => 0,
+            None => return None,
+        };
+        u64::try_from(nanodollars).ok().map(Self)
+    }
+}
+
+impl Display for Nanodollars {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (whole, fraction) = (self.0 / Self::PER_DOLLAR, self.0 % Self::PER_DOLLAR);
+        if fraction == 0 {
+            return write!(f, "{whole}");
+        }
+        let digits = format!("{fraction:09}");
+        write!(f, "{whole}.{}", digits.trim_end_matches('0'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Nanodollars;
+
+    #[test]
+    fn dollars_are_read_to_the_nearest_billionth() {
+        for (text, nanodollars) in [
+            ("0", 0),
+            ("0.0", 0),
+            ("2", 2_000_000_000),
+            ("0.00005025", 50_250),
+            ("5.0249999999999996e-05", 50_250),
+            ("5.0250000000000004E-5", 50_250),
+            ("1e+1", 10_000_000_000),
+            ("4e-10", 0),
+            ("5e-10", 1),
+            ("1e-400", 0),
+            ("0e99999", 0),
+            ("18446744073.709551615", u64::MAX),
+        ] {
+            assert_eq!(Nanodollars::parse(text), Some(Nanodollars(nanodollars)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_amount_of_money_is_not_read_as_one() {
+        for text in [
+            "",
+            "-1",
+            "-0.0",
+            ".5",
+            "e5",
+            "1e",
+            "1e1e1",
+            "NaN",
+            "1_0",
+            "1e400",
+            "1e10",
+            "\"1\"",
+            "1e99999999999",
+        ] {
+            assert_eq!(Nanodollars::parse(text), None, "{text}");
+        }
+        assert_eq!(Nanodollars::parse(&"9".repeat(60)), None);
+    }
+
+    #[test]
+    fn an_amount_is_shown_in_dollars() {
+        for (nanodollars, text) in
+            [(0, "0"), (50_250, "0.00005025"), (2_000_000_000, "2"), (1_500_000_000, "1.5")]
+        {
+            assert_eq!(Nanodollars(nanodollars).to_string(), text);
+        }
+    }
+}

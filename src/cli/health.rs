@@ -1,0 +1,38 @@
+//! `cogni-gateway health`: asks a served socket whether it answers, for container health checks.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+/// Flags of the command.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The run's socket.
+    #[arg(long, env = "SOCKET_PATH", value_name = "PATH", default_value = "/llm-sock/llm.sock")]
+    socket_path: PathBuf,
+}
+
+/// Succeeds if `GET /health` is answered with 200.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let path = args.socket_path.display();
+    let mut socket = UnixStream::connect(&args.socket_path)
+        .with_context(|| format!("nothing answers on `{path}`"))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    socket
+        .take(MAX_ANSWER_BYTES)
+        .read_to_string(&mut answer)
+        .with_context(|| format!("`{path}` does not answer"))?;
+    match answer.lines().next() {
+        Some(status) if status.starts_with("HTTP/1.1 200 ") => Ok(ExitCode::SUCCESS),
+        other => bail!("`{path}` answers `{}`", other.unwrap_or_default()),
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_ANSWER_BYTES: u64 = 4096;

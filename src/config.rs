@@ -1,0 +1,151 @@
+//! What the operator wants: defaults, then a TOML file, then the environment, then flags.
+//!
+//! A room's own `Config` is composed here and imported by nothing below. Secrets come from the
+//! environment or from files named there, never from the TOML file and never from flags.
+
+pub mod setting;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use crate::audit;
+use crate::base::hex;
+use crate::base::unix::Permissions;
+use crate::budget::Limits;
+use crate::gateway::access_log::Destination;
+use crate::gateway::request::Policy;
+use crate::gateway::upstream::Kind;
+use crate::gateway::{server, upstream};
+use crate::run::Identity;
+
+pub use setting::{SETTINGS, Setting};
+
+/// Everything one run's gateway needs to know.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    #[serde(skip)]
+    pub identity: Identity,
+    pub listen: Listen,
+    pub server: server::Config,
+    pub upstream: upstream::Config,
+    pub budget: Limits,
+    pub policy: Policy,
+    pub audit: audit::Config,
+    pub access_log: Destination,
+    pub metrics: Metrics,
+    /// Threads that serve connections; each has its own runtime and upstream connections.
+    pub workers: usize,
+    /// How long open calls may go on after SIGTERM. Fits into the 10 s of `docker stop`.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
+}
+
+/// The run's socket.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listen {
+    pub socket_path: PathBuf,
+    /// Octal, as a text: `"0600"`.
+    #[serde(deserialize_with = "mode_from_text")]
+    pub socket_mode: u32,
+    /// Needs the right to change owners.
+    pub socket_uid: Option<u32>,
+    pub socket_gid: Option<u32>,
+}
+
+/// Where Prometheus scrapes; nowhere by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    pub address: Option<SocketAddr>,
+}
+
+impl Config {
+    /// Reads a TOML file; what it leaves out keeps its default.
+    ///
+    /// # Errors
+    /// The file cannot be read, or says what is not understood; the error shows where.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read `{}`", path.display()))?;
+        toml::from_str(&text)
+            .with_context(|| format!("`{}` is not a valid configuration", path.display()))
+    }
+
+    /// A digest of the whole, secrets left out, so that the records of two runs can be compared.
+    pub fn digest(&self) -> String {
+        let digest = ring::digest::digest(&ring::digest::SHA256, format!("{self:?}").as_bytes());
+        let mut text = [0; 64];
+        hex::encode(digest.as_ref(), &mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Checks the whole.
+    ///
+    /// # Errors
+    /// What is missing or does not fit together, and what to do about it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Identity { run, account, .. } = &self.identity;
+        if run.is_empty() {
+            bail!("`RUN_ID` is not set; every call is recorded and billed under it");
+        }
+        if self.upstream.kind == Kind::Litellm && account.is_empty() {
+            bail!("`BILLING_ACCOUNT_ID` is not set; LiteLLM bills it as the end user");
+        }
+        if self.upstream.api_key.is_empty() {
+            bail!(
+                "`LITELLM_MASTER_KEY` is not set; give the upstream's key there, or its file in `LITELLM_MASTER_KEY_FILE`"
+            );
+        }
+        self.identity.check()?;
+        if self.workers == 0 {
+            bail!("`WORKERS` is `0`; give at least 1");
+        }
+        Ok(())
+    }
+}
+
+impl Listen {
+    pub fn permissions(&self) -> Permissions {
+        Permissions { mode: self.socket_mode, uid: self.socket_uid, gid: self.socket_gid }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            identity: Identity { attempt: "0".to_owned(), ..Identity::default() },
+            listen: Listen::default(),
+            server: server::Config::default(),
+            upstream: upstream::Config::default(),
+            budget: Limits::default(),
+            policy: Policy::default(),
+            audit: audit::Config::default(),
+            access_log: Destination::default(),
+            metrics: Metrics::default(),
+            workers: 1,
+            drain_timeout: Duration::from_secs(8),
+        }
+    }
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            socket_path: PathBuf::from("/llm-sock/llm.sock"),
+            socket_mode: 0o600,
+            socket_uid: None,
+            socket_gid: None,
+        }
+    }
+}
+
+fn mode_from_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    setting::mode(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}

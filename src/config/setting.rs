@@ -1,0 +1,273 @@
+//! The settings that have a name: each is an environment variable and, unless it is a secret, a flag.
+
+use std::fs;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer};
+
+use super::Config;
+use crate::base::secret::Secret;
+use crate::budget::Tokens;
+
+/// One setting: how it is called, what it is for, and how it changes the configuration.
+pub struct Setting {
+    /// The environment variable. The flag is the same in small letters with dashes.
+    pub name: &'static str,
+    /// What stands for the value in the help.
+    pub value: &'static str,
+    pub help: &'static str,
+    /// Arguments are visible to every process, so a secret's flag takes the path of its file.
+    pub is_secret: bool,
+    set: fn(&mut Config, &str) -> Result<(), String>,
+}
+
+impl Setting {
+    /// Sets what was given; an empty text is as good as nothing.
+    ///
+    /// # Errors
+    /// Names the variable, what was given (unless it is secret) and what is allowed.
+    pub fn apply(&self, config: &mut Config, given: &str) -> anyhow::Result<()> {
+        if given.is_empty() {
+            return Ok(());
+        }
+        let shown = if self.is_secret { "***" } else { given };
+        (self.set)(config, given)
+            .map_err(|allowed| anyhow!("`{}` is `{shown}`; {allowed}", self.name))
+    }
+
+    /// The value: from the flag or, where there is none, from the environment. A secret's flag names
+    /// its file, and so does its variable `NAME_FILE`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the secret is given twice.
+    pub fn find(
+        &self,
+        flag: Option<String>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<Option<String>> {
+        let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
+        if !self.is_secret {
+            return Ok(flag.or_else(|| variable(self.name)));
+        }
+        let file_name = format!("{}_FILE", self.name);
+        let Some(path) = flag.or_else(|| variable(&file_name)) else {
+            return Ok(variable(self.name));
+        };
+        if variable(self.name).is_some() {
+            return Err(anyhow!("both `{}` and its file are given; give one of them", self.name));
+        }
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("`{file_name}` is `{path}`, which cannot be read"))?;
+        Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+    }
+
+    /// The flag's name: the variable's in small letters.
+    pub fn flag(&self) -> String {
+        let flag = self.name.to_ascii_lowercase().replace('_', "-");
+        if self.is_secret { flag + "-file" } else { flag }
+    }
+
+    /// The environment variables that set it.
+    pub fn variables(&self) -> String {
+        let name = self.name;
+        if self.is_secret { format!("{name} or {name}_FILE") } else { name.to_owned() }
+    }
+}
+
+/// All settings, in the order of the help.
+pub const SETTINGS: &[Setting] = &[
+    text("SOCKET_PATH", "PATH", "The run's socket", |config, given| {
+        config.listen.socket_path = given.into();
+        Ok(())
+    }),
+    text("SOCKET_MODE", "OCTAL", "Its permissions [default: 0600]", |config, given| {
+        config.listen.socket_mode = mode(given)?;
+        Ok(())
+    }),
+    text("SOCKET_OWNER", "UID[:GID]", "Its owner, where we may set one", |config, given| {
+        let (uid, gid) = given.split_once(':').map_or((given, None), |(uid, gid)| (uid, Some(gid)));
+        let id = |text: &str| text.parse().map_err(|_| "give a numeric uid, or uid:gid".to_owned());
+        config.listen.socket_uid = Some(id(uid)?);
+        config.listen.socket_gid = gid.map(id).transpose()?;
+        Ok(())
+    }),
+    text("RUN_ID", "ID", "The run that is served", |config, given| {
+        given.clone_into(&mut config.identity.run);
+        Ok(())
+    }),
+    text("ATTEMPT", "ID", "The run's attempt [default: 0]", |config, given| {
+        given.clone_into(&mut config.identity.attempt);
+        Ok(())
+    }),
+    text("BILLING_ACCOUNT_ID", "ID", "Who pays; LiteLLM's end user", |config, given| {
+        given.clone_into(&mut config.identity.account);
+        Ok(())
+    }),
+    text(
+        "LITELLM_METADATA_JSON",
+        "JSON",
+        "More for LiteLLM's spend logs: graph_id, existing_trace_id, session_id, trace_user_id",
+        |config, given| {
+            config.identity.metadata = serde_json::from_str(given)
+                .map_err(|_| "give one JSON object, such as {\"graph_id\":\"g1\"}")?;
+            Ok(())
+        },
+    ),
+    text(
+        "LITELLM_HOST",
+        "HOST:PORT|URL",
+        "The upstream [default: litellm:4000]",
+        |config, given| {
+            config.upstream.url = given.parse().map_err(
+                |_| "give host:port, http://host:port, https://host[:port] or h2c://host:port",
+            )?;
+            Ok(())
+        },
+    ),
+    secret("LITELLM_MASTER_KEY", "File with the upstream's key", |config, given| {
+        config.upstream.api_key = Secret::new(given);
+        Ok(())
+    }),
+    text(
+        "UPSTREAM_KIND",
+        "KIND",
+        "litellm, openai or anthropic [default: litellm]",
+        |config, given| {
+            config.upstream.kind = word(given).ok_or("give litellm, openai or anthropic")?;
+            Ok(())
+        },
+    ),
+    text(
+        "UPSTREAM_CA_FILE",
+        "PATH",
+        "PEM file of authorities to trust instead of the system's",
+        |config, given| {
+            config.upstream.ca_file = Some(given.into());
+            Ok(())
+        },
+    ),
+    text("MODELS", "NAME,…", "Models that may be used [default: any]", |config, given| {
+        config.policy.body.models = given
+            .split(',')
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty())
+            .collect();
+        Ok(())
+    }),
+    text("MAX_TURNS", "COUNT", "Calls that make a model generate", |config, given| {
+        config.budget.max_turns = Some(number(given)?);
+        Ok(())
+    }),
+    text("MAX_TOTAL_TOKENS", "COUNT", "Tokens in and out together", |config, given| {
+        config.budget.max_total_tokens = Some(Tokens(number(given)?));
+        Ok(())
+    }),
+    text("MAX_INPUT_TOKENS", "COUNT", "Tokens that models read", |config, given| {
+        config.budget.max_input_tokens = Some(Tokens(number(given)?));
+        Ok(())
+    }),
+    text("MAX_OUTPUT_TOKENS", "COUNT", "Tokens that models write", |config, given| {
+        config.budget.max_output_tokens = Some(Tokens(number(given)?));
+        Ok(())
+    }),
+    text("MAX_CONCURRENT", "COUNT", "Calls open at the same time", |config, given| {
+        config.budget.max_concurrent = Some(positive(given)?);
+        Ok(())
+    }),
+    text("REQUESTS_PER_MINUTE", "COUNT", "Calls a minute", |config, given| {
+        config.budget.requests_per_minute = Some(positive(given)?);
+        Ok(())
+    }),
+    text("TOKENS_PER_MINUTE", "COUNT", "Tokens a minute", |config, given| {
+        config.budget.tokens_per_minute = Some(positive(given)?);
+        Ok(())
+    }),
+    text("RUN_DEADLINE_SECONDS", "SECONDS", "How long the run may last", |config, given| {
+        config.budget.deadline = Some(Duration::from_secs(positive(given)?.into()));
+        Ok(())
+    }),
+    text("AUDIT_LOG_PATH", "PATH", "The audit log [default: none]", |config, given| {
+        config.audit.path = Some(given.into());
+        Ok(())
+    }),
+    text(
+        "AUDIT_DURABILITY",
+        "POLICY",
+        "os, group or fsync: what survives what [default: os]",
+        |config, given| {
+            config.audit.durability = word(given).ok_or("give os, group or fsync")?;
+            Ok(())
+        },
+    ),
+    secret(
+        "AUDIT_SIGNING_KEY",
+        "File with the Ed25519 seed that signs the audit's checkpoints, hex or base64",
+        |config, given| {
+            config.audit.signing_key = Some(Secret::new(given));
+            Ok(())
+        },
+    ),
+    text(
+        "ACCESS_LOG_PATH",
+        "PATH",
+        "The access log; `-` is standard output, `off` is none [default: -]",
+        |config, given| {
+            config.access_log = given.into();
+            Ok(())
+        },
+    ),
+    text("METRICS_ADDR", "IP:PORT", "Where Prometheus scrapes [default: off]", |config, given| {
+        config.metrics.address = Some(
+            given.parse().map_err(|_| "give an IP address and a port, such as 127.0.0.1:9100")?,
+        );
+        Ok(())
+    }),
+    text("WORKERS", "COUNT", "Threads that serve connections [default: 1]", |config, given| {
+        config.workers = positive(given)? as usize;
+        Ok(())
+    }),
+    text(
+        "DRAIN_TIMEOUT_SECONDS",
+        "SECONDS",
+        "How long open calls may go on after SIGTERM [default: 8]",
+        |config, given| {
+            config.drain_timeout = Duration::from_secs(number(given)?);
+            Ok(())
+        },
+    ),
+];
+
+type Set = fn(&mut Config, &str) -> Result<(), String>;
+
+const fn text(name: &'static str, value: &'static str, help: &'static str, set: Set) -> Setting {
+    Setting { name, value, help, is_secret: false, set }
+}
+
+const fn secret(name: &'static str, help: &'static str, set: Set) -> Setting {
+    Setting { name, value: "PATH", help, is_secret: true, set }
+}
+
+pub(super) fn mode(given: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(given, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "give permissions in octal, such as 0600".to_owned())
+}
+
+/// One of a list of words, as the TOML file spells them.
+fn word<T: DeserializeOwned>(given: &str) -> Option<T> {
+    let given: StrDeserializer<'_, serde::de::value::Error> = given.into_deserializer();
+    T::deserialize(given).ok()
+}
+
+fn number(given: &str) -> Result<u64, String> {
+    given.parse().map_err(|_| "give a whole number".to_owned())
+}
+
+fn positive(given: &str) -> Result<u32, String> {
+    u32::from_str(given)
+        .ok()
+        .filter(|number| *number > 0)
+        .ok_or_else(|| format!("give a whole number from 1 to {}", u32::MAX))
+}

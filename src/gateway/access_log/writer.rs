@@ -1,0 +1,286 @@
+//! The buffer that requests append to, and the thread that empties it.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Owns the thread. Dropped, it has written what was left.
+#[derive(Debug)]
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// There is a first line, a full batch, a flush, another file, or the end.
+    wanted: Condvar,
+    /// A batch has been written or given up.
+    done: Condvar,
+    lost: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    lines: Vec<u8>,
+    replacement: Option<File>,
+    is_urgent: bool,
+    is_closed: bool,
+    /// Batches taken, and those of them that are done: a flush waits until they are equal.
+    taken: u64,
+    done: u64,
+}
+
+/// Where the thread writes, and what it remembers of the last write.
+#[derive(Debug)]
+struct Output<W> {
+    out: W,
+    /// The last write ended within a line.
+    is_torn: bool,
+    is_failing: bool,
+}
+
+/// Why a batch is not written, and how many of its lines are not.
+#[derive(Debug)]
+struct Failure {
+    lost: usize,
+    source: io::Error,
+}
+
+impl Writer {
+    pub(super) fn start(file: File) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue { lines: Vec::with_capacity(ROOM), ..Queue::default() }),
+            wanted: Condvar::new(),
+            done: Condvar::new(),
+            lost: AtomicU64::new(0),
+        });
+        let worker = Arc::clone(&shared);
+        let work = move || worker.work(Output::new(file));
+        let thread = thread::Builder::new().name("access-log".into()).spawn(work)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Lets `write` append a line. The lock is held for that, never for a write to the file.
+    pub(super) fn append(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        let mut queue = self.shared.queue();
+        let before = queue.lines.len();
+        if before >= MAX_BACKLOG {
+            drop(queue);
+            return self.shared.lose(1);
+        }
+        write(&mut queue.lines);
+        let fills_batch = before < BATCH && queue.lines.len() >= BATCH;
+        drop(queue);
+        // The thread wakes for the first line, to start its interval, and for a full batch.
+        if before == 0 || fills_batch {
+            self.shared.wanted.notify_one();
+        }
+    }
+
+    /// Waits until what was appended before is written, but not for longer than [`PATIENCE`].
+    pub(super) fn flush(&self) {
+        let mut queue = self.shared.queue();
+        queue.is_urgent = !queue.lines.is_empty();
+        let batch = queue.taken + u64::from(queue.is_urgent);
+        self.shared.wanted.notify_one();
+        let is_undone = |queue: &mut Queue| queue.done < batch;
+        drop(self.shared.done.wait_timeout_while(queue, PATIENCE, is_undone));
+    }
+
+    /// What is appended from now on goes into `file`.
+    pub(super) fn replace(&self, file: File) {
+        self.flush();
+        self.shared.queue().replacement = Some(file);
+        self.shared.wanted.notify_one();
+    }
+
+    pub(super) fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Writer {
+    /// A destination that takes nothing for [`PATIENCE`] is left to itself: the end of the process must
+    /// not hang on a pipe that nobody reads.
+    fn drop(&mut self) {
+        self.shared.queue().is_closed = true;
+        self.flush();
+        let is_idle = self.shared.queue().is_idle();
+        if let Some(thread) = self.thread.take().filter(|_| is_idle) {
+            drop(thread.join());
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, mut output: Output<File>) {
+        let mut batch = Vec::with_capacity(ROOM);
+        while self.take(&mut batch, &mut output) {
+            if let Err(failure) = output.write(&batch) {
+                self.lose(failure.lost);
+            }
+            batch.clear();
+            batch.shrink_to(ROOM);
+            self.queue().done += 1;
+            self.done.notify_all();
+        }
+    }
+
+    /// Swaps the appended lines for the empty `batch` once they are worth a write; false at the end.
+    fn take(&self, batch: &mut Vec<u8>, output: &mut Output<File>) -> bool {
+        let waited = self.wanted.wait_while(self.queue(), |queue| queue.has_nothing_to_do());
+        let queue = waited.unwrap_or_else(PoisonError::into_inner);
+        let waited = self.wanted.wait_timeout_while(queue, INTERVAL, |queue| queue.may_grow());
+        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = queue.replacement.take() {
+            *output = Output::new(file);
+        }
+        mem::swap(&mut queue.lines, batch);
+        queue.taken += 1;
+        queue.is_urgent = false;
+        !(batch.is_empty() && queue.is_closed)
+    }
+
+    fn lose(&self, lines: usize) {
+        self.lost.fetch_add(lines as u64, Ordering::Relaxed);
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn has_nothing_to_do(&self) -> bool {
+        self.lines.is_empty() && self.replacement.is_none() && !self.is_closed
+    }
+
+    fn may_grow(&self) -> bool {
+        let is_wanted_now = self.is_urgent || self.replacement.is_some() || self.is_closed;
+        self.lines.len() < BATCH && !is_wanted_now
+    }
+
+    fn is_idle(&self) -> bool {
+        self.lines.is_empty() && self.done == self.taken
+    }
+}
+
+impl<W: Write> Output<W> {
+    fn new(out: W) -> Self {
+        Self { out, is_torn: false, is_failing: false }
+    }
+
+    /// Writes a batch, and says in the program's own log when that begins and ceases to fail.
+    fn write(&mut self, batch: &[u8]) -> Result<(), Failure> {
+        let written = self.deliver(batch);
+        let was_failing = mem::replace(&mut self.is_failing, written.is_err());
+        match &written {
+            Err(Failure { source, .. }) if !was_failing => {
+                tracing::warn!(error = %source, "cannot write the access log; lines are lost until it can be");
+            }
+            Ok(()) if was_failing => tracing::info!("the access log is written again"),
+            _ => (),
+        }
+        written
+    }
+
+    fn deliver(&mut self, batch: &[u8]) -> Result<(), Failure> {
+        let lines = |bytes: &[u8]| memchr::memchr_iter(b'\n', bytes).count();
+        if self.is_torn {
+            // Or the next line would be read as the end of the torn one.
+            let ended = self.out.write_all(b"\n");
+            ended.map_err(|source| Failure { lost: lines(batch), source })?;
+            self.is_torn = false;
+        }
+        let mut rest = batch;
+        let mut pauses = 0;
+        while !rest.is_empty() {
+            match self.out.write(rest) {
+                Ok(0) => return Err(self.give_up(batch, rest, ErrorKind::WriteZero.into())),
+                Ok(taken) => rest = &rest[taken..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => (),
+                // Some supervisors hand out a stdout that does not block.
+                Err(error) if error.kind() == ErrorKind::WouldBlock && pauses < MAX_PAUSES => {
+                    pauses += 1;
+                    thread::park_timeout(PAUSE);
+                }
+                Err(source) => return Err(self.give_up(batch, rest, source)),
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, batch: &[u8], rest: &[u8], source: io::Error) -> Failure {
+        let written = &batch[..batch.len() - rest.len()];
+        self.is_torn = written.last().is_some_and(|last| *last != b'\n');
+        Failure { lost: memchr::memchr_iter(b'\n', rest).count(), source }
+    }
+}
+
+/// Bytes that are worth a write of their own. Ours, as nginx' `buffer=16k`: about fifty lines.
+const BATCH: usize = 16 * 1024;
+
+/// How long a line waits for others. Ours, as nginx' `flush=100ms`.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// What the buffers are made with: a batch and the line that filled it.
+const ROOM: usize = BATCH + 4 * 1024;
+
+/// Bytes waiting for a slow destination; a line past that is lost. Ours: three thousand lines.
+const MAX_BACKLOG: usize = 1024 * 1024;
+
+/// How long a flush waits for the destination. Ours: well under the ten seconds Docker grants a stop.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often, and how long each time, a stdout that is full for now is waited for: a second in all.
+const MAX_PAUSES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes `room` bytes, then is full.
+    struct Disk {
+        written: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.room);
+            if taken == 0 {
+                return Err(ErrorKind::StorageFull.into());
+            }
+            self.room -= taken;
+            self.written.extend_from_slice(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_torn_by_a_full_disk_is_counted_and_ended() {
+        let batch = b"a=1\nb=2\nc=3\n";
+        for room in 0..batch.len() {
+            let mut output = Output::new(Disk { written: vec![], room });
+            let lost = output.write(batch).unwrap_err().lost;
+            assert_eq!(lost, 3 - room / 4, "with room for {room} bytes");
+
+            output.out.room = 100;
+            output.write(b"d=4\n").unwrap();
+            let text = String::from_utf8(output.out.written).unwrap();
+            let whole = text.lines().filter(|line| line.len() == 3).count();
+            assert_eq!(whole, 3 - lost + 1, "{text:?}");
+        }
+    }
+}

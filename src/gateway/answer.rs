@@ -1,0 +1,96 @@
+//! Answers of our own, and the body type that all answers share.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, header};
+use hyper::body::{Body, Frame, SizeHint};
+use serde_json::{Value, json};
+
+use super::Gateway;
+use super::exchange::{Broken, Followed};
+use super::protocol::Route;
+
+/// The body of an answer: a text of our own, or what comes from upstream.
+pub enum Answer {
+    Text(Option<Bytes>),
+    Followed(Followed),
+}
+
+/// The answer to a route that needs no model.
+///
+/// The model list is ours where the run has one, and the upstream's otherwise.
+pub fn own(gateway: &Gateway, route: Route, headers: &HeaderMap) -> Option<Response<String>> {
+    let body = match route {
+        Route::Health => json!({"status": "ok", "runId": gateway.run.identity.run}),
+        Route::RunStatus => status(gateway),
+        Route::Models if !gateway.policy.body.models.is_empty() => {
+            models(&gateway.policy.body.models, headers.contains_key("anthropic-version"))
+        }
+        _ => return None,
+    };
+    let mut response = Response::new(body.to_string());
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Some(response)
+}
+
+/// What the agent may know of its own run.
+fn status(gateway: &Gateway) -> Value {
+    let identity = &gateway.run.identity;
+    json!({"runId": identity.run, "attempt": identity.attempt, "budget": gateway.run.ledger.status()})
+}
+
+fn models(names: &[String], as_anthropic: bool) -> Value {
+    if as_anthropic {
+        let list: Vec<_> = names
+            .iter()
+            .map(|name| json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}))
+            .collect();
+        return json!({"data": list, "has_more": false, "first_id": names.first(), "last_id": names.last()});
+    }
+    let list: Vec<_> = names
+        .iter()
+        .map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "cogni-gateway"}))
+        .collect();
+    json!({"object": "list", "data": list})
+}
+
+impl Answer {
+    pub fn text(text: String) -> Self {
+        Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match self.get_mut() {
+            Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Self::Followed(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_none(),
+            Self::Followed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Text(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
+            Self::Followed(body) => body.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! One request and its response, from first byte to last, settled exactly once.
+//!
+//! Dropping an [`Exchange`] settles the budget and writes the records, so that a cancelled call is
+//! accounted for like any other.
+
+mod followed;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use http::{HeaderValue, Response};
+
+use super::access_log::Line;
+use super::body::Call;
+use super::headers::{self, Facts};
+use super::metrics::{self, InFlight};
+use super::protocol::{Protocol, Route};
+use super::rejection::{Rejection, outcome_of};
+use super::stream::{Finish, Format, Observer, UsageChunk};
+use super::{Gateway, upstream};
+use crate::audit::record::{Admitted, Outcome, Refused, Settled};
+use crate::budget::{Amount, Ask, Nanodollars, Reservation, Source, Tokens, Usage};
+use crate::run::RequestId;
+
+pub use followed::{Broken, Followed};
+
+/// A request being served. It rides in the response's body and ends with it.
+pub struct Exchange {
+    gateway: Arc<Gateway>,
+    pub(super) id: RequestId,
+    method: http::Method,
+    route: Option<Route>,
+    started: Instant,
+    request_bytes: u64,
+    model: Option<Box<str>>,
+    stage: Stage,
+    status: u16,
+    code: Option<&'static str>,
+    outcome: Outcome,
+    facts: Facts,
+    first_byte: Option<Duration>,
+    last_frame: Instant,
+    response_bytes: u64,
+    frames: u64,
+    reported: Option<Usage>,
+    cost: Option<Nanodollars>,
+    /// When the call went upstream.
+    sent: Option<Instant>,
+    is_stream: bool,
+    /// The model's metrics, once the upstream has accepted its name.
+    metered: Option<Arc<metrics::Model>>,
+    _in_flight: InFlight,
+}
+
+/// How far a request has come.
+enum Stage {
+    /// Nothing is reserved; ending here is a refusal or an answer of our own.
+    Arrived,
+    /// Written down and reserved for; ending here must settle.
+    Admitted(Reservation),
+    /// Written down, but given back, since it never reached the upstream.
+    Undelivered,
+    /// Answered by ourselves.
+    Answered,
+}
+
+impl Exchange {
+    pub(super) fn begin<B>(gateway: Arc<Gateway>, request: &http::Request<B>) -> Self {
+        let in_flight = gateway.metrics.begin();
+        let now = Instant::now();
+        Self {
+            gateway,
+            id: RequestId::new(),
+            method: request.method().clone(),
+            route: None,
+            started: now,
+            request_bytes: 0,
+            model: None,
+            stage: Stage::Arrived,
+            status: 0,
+            code: None,
+            outcome: Outcome::ClientGone,
+            facts: Facts::default(),
+            first_byte: None,
+            last_frame: now,
+            response_bytes: 0,
+            frames: 0,
+            reported: None,
+            cost: None,
+            sent: None,
+            is_stream: false,
+            metered: None,
+            _in_flight: in_flight,
+        }
+    }
+
+    pub(super) fn routed(&mut self, route: Route) {
+        self.route = Some(route);
+    }
+
+    pub(super) fn received(&mut self, request_bytes: u64) {
+        self.request_bytes = request_bytes;
+    }
+
+    /// Reserves for the call and writes it down; only then may anything go upstream.
+    pub(super) async fn admit(&mut self, route: Route, call: &Call) -> Result<(), Rejection> {
+        self.model.clone_from(&call.model);
+        let ask = Ask {
+            is_turn: route.is_turn(),
+            input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
+            output: call.requested_output,
+        };
+        let gateway = Arc::clone(&self.gateway);
+        let reservation = gateway.run.ledger.reserve(&ask)?;
+        let reserved = reservation.granted();
+        // From here on a drop settles: the record may be on disk before the wait for it is over.
+        self.stage = Stage::Admitted(reservation);
+        let record = Admitted {
+            request: self.id.as_str(),
+            route: route.name(),
+            model: self.model.as_deref(),
+            stream: call.stream,
+            request_bytes: self.request_bytes,
+            reserved,
+        };
+        if let Err(error) = gateway.run.audit.admitted(&record).await {
+            if let Stage::Admitted(reservation) = std::mem::replace(&mut self.stage, Stage::Arrived)
+            {
+                reservation.release();
+            }
+            return Err(error.into());
+        }
+        gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
+        self.is_stream = call.stream;
+        self.sent = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Ends with an answer of our own, which costs nothing.
+    pub(super) fn answer(mut self, response: &Response<String>) {
+        self.status = response.status().as_u16();
+        self.response_bytes = response.body().len() as u64;
+        self.outcome = Outcome::Completed;
+        self.stage = Stage::Answered;
+    }
+
+    /// Ends with an error in the shape of the route's protocol.
+    pub(super) fn reject(mut self, rejection: &Rejection) -> Response<String> {
+        let response = rejection.response(self.protocol());
+        self.status = response.status().as_u16();
+        self.response_bytes = response.body().len() as u64;
+        self.code = Some(rejection.code());
+        if let Rejection::Upstream(error) = rejection {
+            self.fail(error);
+            self.gateway.metrics.upstream_error(error.code());
+            if error.is_undelivered()
+                && let Stage::Admitted(reservation) =
+                    std::mem::replace(&mut self.stage, Stage::Undelivered)
+            {
+                reservation.release();
+            }
+        }
+        response
+    }
+
+    /// Passes the response on; the exchange ends when its body does.
+    pub(super) fn follow(
+        mut self,
+        usage_chunk: UsageChunk,
+        response: Response<upstream::Body>,
+    ) -> Response<Followed> {
+        let (mut head, body) = response.into_parts();
+        self.status = head.status.as_u16();
+        if head.status.is_success()
+            && let Some(model) = &self.model
+        {
+            self.metered = Some(self.gateway.metrics.model(model));
+        }
+        self.facts = headers::to_client(&mut head.headers, &self.gateway.policy.headers);
+        let format = Format::of(&head.headers);
+        let observer = Observer::new(self.route.unwrap_or(Route::Models), format, usage_chunk);
+        Response::from_parts(head, Followed::new(body, observer, self))
+    }
+
+    fn protocol(&self) -> Protocol {
+        self.route.map_or(Protocol::Chat, Route::protocol)
+    }
+
+    fn fail(&mut self, error: &upstream::Error) {
+        self.code = Some(error.code());
+        self.outcome = outcome_of(error);
+    }
+
+    /// Counts a frame that the upstream sent.
+    fn frame(&mut self, length: usize) {
+        let now = Instant::now();
+        let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));
+        self.first_byte.get_or_insert_with(|| now.duration_since(self.started));
+        self.last_frame = now;
+        self.frames += 1;
+        self.response_bytes += length as u64;
+        if let Some(model) = &self.metered {
+            self.gateway.metrics.frame(model, gap, length);
+        }
+    }
+
+    fn reported(&mut self, observer: &Observer, source: Source) {
+        let is_final =
+            self.outcome == Outcome::Completed || observer.finish() == Finish::Terminated;
+        self.cost = observer.cost();
+        self.reported = observer.usage().map(|usage| {
+            let source = if is_final { source } else { Source::Estimated };
+            Usage { source, ..usage }
+        });
+    }
+
+    /// What the call used: what was reported or, where that is not the last word, what it may have
+    /// used at most.
+    fn usage(&self, reserved: Amount) -> Usage {
+        let read = if self.frames == 0 { 0 } else { self.response_bytes };
+        let written = Tokens(read / BYTES_PER_TOKEN).min(reserved.output);
+        match self.reported {
+            Some(usage) if usage.source != Source::Estimated => usage,
+            Some(partial) => Usage { output: partial.output.max(written), ..partial },
+            None if self.status >= 400 && self.outcome == Outcome::Completed => Usage::default(),
+            None => Usage { input: reserved.input, output: written, ..Usage::default() },
+        }
+    }
+
+    fn settle(&self, usage: Usage, charged: Amount) {
+        self.gateway.run.audit.settled(&Settled {
+            request: self.id.as_str(),
+            outcome: self.outcome,
+            status: self.status,
+            code: self.code,
+            usage,
+            charged,
+            response_bytes: self.response_bytes,
+            frames: self.frames,
+            litellm_call_id: text(self.facts.call_id.as_ref()),
+            litellm_response_cost: text(self.facts.response_cost.as_ref()),
+            first_byte_ms: self.first_byte.map(milliseconds),
+            duration_ms: milliseconds(self.started.elapsed()),
+        });
+    }
+
+    fn refuse(&self, code: &'static str) {
+        let (gateway, status) = (&self.gateway, self.status);
+        gateway.run.counts.refused.fetch_add(1, Ordering::Relaxed);
+        gateway.metrics.refused(&metrics::Refused { route: self.route, code, status });
+        gateway.run.audit.refused(&Refused {
+            request: self.id.as_str(),
+            code,
+            status,
+            method: self.method.as_str(),
+            route: self.route.map_or("-", Route::name),
+            model: self.model.as_deref(),
+            request_bytes: self.request_bytes,
+        });
+    }
+
+    /// Tells those who watch: the metrics, where a call was made, and the access log.
+    fn tell(&self, usage: Option<Usage>) {
+        let duration = self.started.elapsed();
+        let (call_id, cost) =
+            (text(self.facts.call_id.as_ref()), text(self.facts.response_cost.as_ref()));
+        if let (Some(usage), Some(route)) = (&usage, self.route) {
+            self.gateway.metrics.settled(&metrics::Settled {
+                route,
+                model: &self.metered_model(),
+                status: self.status,
+                outcome: self.outcome,
+                usage,
+                cost: self.cost.or_else(|| cost.and_then(Nanodollars::parse)),
+                request_bytes: self.request_bytes,
+                response_bytes: self.response_bytes,
+                first_byte: self.first_byte,
+                duration,
+                is_stream: self.is_stream,
+            });
+        }
+        self.gateway.access_log.write(&Line {
+            time: SystemTime::now(),
+            method: self.method.as_str(),
+            route: self.route,
+            status: if self.status == 0 { CLIENT_CLOSED_REQUEST } else { self.status },
+            bytes: self.response_bytes,
+            request_bytes: self.request_bytes,
+            model: self.model.as_deref(),
+            request_id: self.id.as_str(),
+            litellm_call_id: call_id,
+            litellm_response_cost: cost,
+            upstream_time: self.sent.map(|sent| sent.elapsed()),
+            first_byte_time: self.first_byte,
+            request_time: duration,
+            usage: usage.as_ref(),
+            outcome: self.code.unwrap_or(self.outcome.as_str()),
+        });
+    }
+
+    fn metered_model(&self) -> Arc<metrics::Model> {
+        let seen = self.metered.clone();
+        seen.unwrap_or_else(|| {
+            self.gateway.metrics.known_model(self.model.as_deref().unwrap_or_default())
+        })
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        let usage = match std::mem::replace(&mut self.stage, Stage::Answered) {
+            Stage::Arrived => {
+                self.refuse(self.code.unwrap_or("client_gone"));
+                None
+            }
+            Stage::Answered => None,
+            Stage::Undelivered => {
+                self.settle(Usage::default(), Amount::default());
+                None
+            }
+            Stage::Admitted(reservation) => {
+                let usage = self.usage(reservation.granted());
+                let charged = reservation.settle(&usage);
+                self.settle(usage, charged);
+                Some(usage)
+            }
+        };
+        self.tell(usage);
+    }
+}
+
+fn text(value: Option<&HeaderValue>) -> Option<&str> {
+    value.and_then(|value| value.to_str().ok())
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+/// nginx's status for a client that left before there was an answer; log readers know it.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// English text in OpenAI's and Anthropic's tokenizers has about four bytes a token; a stream's framing
+/// makes this an over-estimate, and the reservation bounds it.
+const BYTES_PER_TOKEN: u64 = 4;

@@ -1,0 +1,151 @@
+//! A response body that is watched while it passes.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::Exchange;
+use crate::audit::record::Outcome;
+use crate::budget::Source;
+use crate::gateway::request::OnClientGone;
+use crate::gateway::stream::Observer;
+use crate::gateway::upstream;
+
+/// Frames on their way to the client. Its end, early or not, is the end of the exchange.
+pub struct Followed(Option<Box<Passing>>);
+
+struct Passing {
+    body: upstream::Body,
+    observer: Observer,
+    exchange: Exchange,
+    ended: bool,
+}
+
+/// Why a body broke off. The client sees a connection that ends without its terminator.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    #[error(transparent)]
+    Upstream(#[from] upstream::Error),
+    #[error("the upstream sent an event larger than the limit")]
+    Oversize,
+}
+
+impl Followed {
+    pub(super) fn new(body: upstream::Body, observer: Observer, exchange: Exchange) -> Self {
+        Self(Some(Box::new(Passing { body, observer, exchange, ended: false })))
+    }
+}
+
+impl Passing {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        while !self.ended {
+            let passed = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => self.observe(frame)?,
+                Some(Err(error)) => return Poll::Ready(Some(Err(self.fail(error)))),
+                None => self.end(),
+            };
+            if let Some(data) = passed.filter(|data| !data.is_empty()) {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn observe(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, Broken> {
+        let Ok(data) = frame.into_data() else { return Ok(None) };
+        self.exchange.frame(data.len());
+        self.observer.frame(data).map(Some).map_err(|_oversize| {
+            self.ended = true;
+            self.exchange.code = Some("upstream_event_too_large");
+            self.exchange.outcome = Outcome::UpstreamFailed;
+            Broken::Oversize
+        })
+    }
+
+    fn end(&mut self) -> Option<Bytes> {
+        self.ended = true;
+        self.exchange.outcome = Outcome::Completed;
+        self.observer.end()
+    }
+
+    fn fail(&mut self, error: upstream::Error) -> Broken {
+        self.ended = true;
+        self.exchange.fail(&error);
+        self.exchange.gateway.metrics.upstream_error(error.code());
+        error.into()
+    }
+
+    fn is_abandoned(&self) -> bool {
+        !self.ended && !self.body.is_end_stream()
+    }
+
+    /// Reads what the client no longer wants, to learn what it cost.
+    async fn drain(mut self: Box<Self>) {
+        let pump = async {
+            while self.exchange.response_bytes < MAX_DRAIN_BYTES {
+                match self.body.frame().await {
+                    Some(Ok(frame)) => {
+                        if self.observe(frame).is_err() {
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
+            }
+        };
+        let _ = tokio::time::timeout(MAX_DRAIN_TIME, pump).await;
+        self.observer.end();
+        self.ended = true;
+        self.exchange.reported(&self.observer, Source::Drained);
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        let Some(mut passing) = self.0.take() else { return };
+        if !passing.ended && passing.body.is_end_stream() {
+            passing.end();
+        }
+        let gateway = std::sync::Arc::clone(&passing.exchange.gateway);
+        if passing.is_abandoned() && gateway.policy.on_client_gone == OnClientGone::Drain {
+            gateway.tasks.spawn(passing.drain());
+        } else {
+            passing.exchange.reported(&passing.observer, Source::Provider);
+            if passing.is_abandoned() && gateway.tasks.cut().is_cancelled() {
+                passing.exchange.outcome = Outcome::ShutDown;
+            }
+        }
+    }
+}
+
+impl Body for Followed {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.0.as_mut().map_or(Poll::Ready(None), |passing| passing.poll_frame(cx))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.as_ref().is_none_or(|passing| passing.ended)
+    }
+
+    /// Exact where the upstream told the length and nothing will be taken out.
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Some(passing) if passing.observer.is_transparent() => passing.body.size_hint(),
+            _ => SizeHint::default(),
+        }
+    }
+}
+
+/// Long enough for the end of most answers; the rest is charged by estimate.
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
+const MAX_DRAIN_BYTES: u64 = 8 * 1024 * 1024;

@@ -1,0 +1,337 @@
+//! A strict JSON reader for request bodies that keeps nothing of them.
+//!
+//! A [`Scanner`] is fed frames as they arrive from the socket, split anywhere, and reads each byte
+//! once. It builds no tree: what it keeps is where the members of the top-level object begin and
+//! end, so that a 32 MiB prompt costs a few hundred bytes. Whoever holds the frames can then read or
+//! replace single values ([`super::rope`], [`super::body`]).
+//!
+//! It is stricter than most parsers, because what we let through is read again by the upstream, and
+//! every point on which two parsers disagree is a way past the policy:
+//!
+//! - RFC 8259 to the letter: no comments, no trailing commas, no BOM, no `NaN`, no raw control
+//!   characters, nothing after the top-level value, which must be an object.
+//! - A key may stand once in an object, at every depth, compared after unescaping: given `"user"`
+//!   and `"us\u0065r"`, LiteLLM takes the last and other parsers take the first.
+//! - UTF-8 throughout, and `\u` escapes of lone surrogates are refused: Python keeps them, Go
+//!   replaces them, others fail.
+//! - Numbers are checked for their form only, whatever their size: nothing is converted.
+//!
+//! **Invariant:** the outcome, offsets included, is the same however the body is split into frames.
+
+mod invalid;
+mod keys;
+mod number;
+mod text;
+
+use std::mem;
+use std::ops::Range;
+
+pub use self::invalid::Invalid;
+use self::keys::Keys;
+pub use self::keys::{Key, LIVE_KEYS};
+use self::number::Number;
+use self::text::Text;
+
+/// Reads one JSON document, frame by frame.
+///
+/// ```
+/// # use cogni_gateway::gateway::json::{Limits, Scanner};
+/// let mut scanner = Scanner::new(Limits::default());
+/// scanner.feed(br#"{"model": "gpt"#)?;
+/// scanner.feed(br#"-5"}"#)?;
+/// let document = scanner.finish()?;
+/// assert_eq!(document.get("model").unwrap().value, 10..17);
+/// # Ok::<(), cogni_gateway::gateway::json::Invalid>(())
+/// ```
+pub struct Scanner {
+    limits: Limits,
+    state: State,
+    /// Offset of the next byte, from the start of the document.
+    at: u64,
+    text: Text,
+    /// The arrays and objects that are open, with the keys seen in them.
+    keys: Keys,
+    /// The top-level member that is being read.
+    member: Member,
+    members: Vec<Member>,
+    /// Set by the first error; nothing is read after it.
+    failed: Option<Invalid>,
+}
+
+/// How deep and how wide a document may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Arrays and objects inside one another, the top-level object counted. Tool schemas reach 20;
+    /// `serde_json` gives up at 128 and Python near 1,000, so 64 leaves room and stays below both.
+    pub depth: u8,
+    /// Members of the top-level object. The largest protocol has about 40.
+    pub members: u16,
+}
+
+/// What is known of a document that was read to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Document {
+    /// The top-level object's members, in the order they were written.
+    pub members: Vec<Member>,
+}
+
+/// One member of the top-level object, by its offsets in the document.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    pub key: Key,
+    /// Offset of the key's opening quote.
+    pub start: u64,
+    /// Where the value stands, quotes and brackets included, the white space around it not.
+    pub value: Range<u64>,
+    pub kind: Kind,
+    /// How many strings, arrays and objects stand directly inside the value.
+    pub entries: u32,
+}
+
+/// The type of a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    #[default]
+    Null,
+    Bool,
+    Number,
+    String,
+    Array,
+    Object,
+}
+
+/// What the next byte belongs to.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Nothing but white space so far.
+    Start,
+    /// A value has to follow: after `:`, and after `,` in an array.
+    Value,
+    /// A value or `]`: after `[`.
+    FirstValue,
+    /// A key or `}`: after `{`.
+    FirstKey,
+    /// A key has to follow: after `,` in an object.
+    NextKey,
+    /// In a key.
+    Key,
+    /// `:`, after a key.
+    Colon,
+    /// In a string that is a value.
+    Text,
+    Number(Number),
+    /// In `true`, `false` or `null`: the bytes still to come.
+    Literal(&'static [u8]),
+    /// `,` or `}`: after a member of an object.
+    AfterMember,
+    /// `,` or `]`: after an element of an array.
+    AfterElement,
+    /// Nothing but white space: the document is complete.
+    End,
+}
+
+impl Scanner {
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            state: State::Start,
+            at: 0,
+            text: Text::default(),
+            keys: Keys::default(),
+            member: Member::default(),
+            members: Vec::new(),
+            failed: None,
+        }
+    }
+
+    /// Reads one more frame. After an error every call answers with that error.
+    pub fn feed(&mut self, data: &[u8]) -> Result<(), Invalid> {
+        if let Some(invalid) = &self.failed {
+            return Err(invalid.clone());
+        }
+        let outcome = self.read(data);
+        self.failed = outcome.as_ref().err().cloned();
+        outcome
+    }
+
+    /// Says what was read, once the last frame has been fed.
+    pub fn finish(self) -> Result<Document, Invalid> {
+        match (self.failed, self.state) {
+            (Some(invalid), _) => Err(invalid),
+            (None, State::End) => Ok(Document { members: self.members }),
+            (None, State::Start) => Err(Invalid::Empty),
+            (None, _) => Err(Invalid::Unfinished { at: self.at }),
+        }
+    }
+
+    fn read(&mut self, mut data: &[u8]) -> Result<(), Invalid> {
+        while !data.is_empty() {
+            let read = match self.state {
+                State::Key => self.key(data)?,
+                State::Text => self.text(data)?,
+                State::Number(number) => self.number(number, data)?,
+                State::Literal(rest) => self.literal(rest, data)?,
+                _ => self.structure(data)?,
+            };
+            data = &data[read..];
+            self.at += read as u64;
+        }
+        Ok(())
+    }
+
+    /// White space, and the one byte after it that decides what comes next.
+    fn structure(&mut self, data: &[u8]) -> Result<usize, Invalid> {
+        let space = data.iter().take_while(|byte| b" \n\r\t".contains(byte)).count();
+        let Some(&byte) = data.get(space) else { return Ok(space) };
+        let at = self.at + space as u64;
+        match (self.state, byte) {
+            (State::FirstKey | State::NextKey, b'"') => self.open_key(at),
+            (State::Colon, b':') | (State::AfterElement, b',') => self.state = State::Value,
+            (State::AfterMember, b',') => self.state = State::NextKey,
+            (State::FirstKey | State::AfterMember, b'}')
+            | (State::FirstValue | State::AfterElement, b']') => self.close(at),
+            (State::Start, b'{') | (State::Value | State::FirstValue, _) => {
+                self.open_value(byte, at)?;
+            }
+            (State::Start, _) => return Err(Invalid::NotAnObject { at }),
+            _ => return Err(Invalid::Syntax { at }),
+        }
+        Ok(space + 1)
+    }
+
+    fn open_key(&mut self, at: u64) {
+        self.keys.begin(at);
+        self.state = State::Key;
+    }
+
+    fn open_value(&mut self, byte: u8, at: u64) -> Result<(), Invalid> {
+        let (kind, state) = match byte {
+            b'"' => (Kind::String, State::Text),
+            b'[' => (Kind::Array, State::FirstValue),
+            b'{' => (Kind::Object, State::FirstKey),
+            b't' => (Kind::Bool, State::Literal(b"rue")),
+            b'f' => (Kind::Bool, State::Literal(b"alse")),
+            b'n' => (Kind::Null, State::Literal(b"ull")),
+            _ => match Number::begin(byte) {
+                Some(number) => (Kind::Number, State::Number(number)),
+                None => return Err(Invalid::Syntax { at }),
+            },
+        };
+        match self.keys.depth() {
+            1 => self.member.begin(at, kind),
+            2 if kind.is_entry() => self.member.entries = self.member.entries.saturating_add(1),
+            _ => (),
+        }
+        if matches!(kind, Kind::Array | Kind::Object) {
+            let limit = self.limits.depth;
+            if self.keys.depth() >= usize::from(limit) {
+                return Err(Invalid::TooDeep { at, limit });
+            }
+            self.keys.open(kind);
+        }
+        self.state = state;
+        Ok(())
+    }
+
+    fn close(&mut self, at: u64) {
+        self.keys.close();
+        self.end_value(at + 1);
+    }
+
+    fn end_value(&mut self, end: u64) {
+        if self.keys.depth() == 1 {
+            self.member.value.end = end;
+            self.members.push(mem::take(&mut self.member));
+        }
+        self.state = match self.keys.innermost() {
+            Some(Kind::Object) => State::AfterMember,
+            Some(_) => State::AfterElement,
+            None => State::End,
+        };
+    }
+
+    fn key(&mut self, data: &[u8]) -> Result<usize, Invalid> {
+        let (read, ended) = self.text.read(data, self.at, Some(&mut self.keys.name))?;
+        if ended {
+            self.end_key()?;
+        }
+        Ok(read)
+    }
+
+    fn end_key(&mut self) -> Result<(), Invalid> {
+        self.keys.end()?;
+        self.state = State::Colon;
+        if self.keys.depth() == 1 {
+            let limit = self.limits.members;
+            if self.members.len() >= usize::from(limit) {
+                return Err(Invalid::TooManyMembers { at: self.keys.at, limit });
+            }
+            self.member.key = self.keys.name.key();
+            self.member.start = self.keys.at;
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, data: &[u8]) -> Result<usize, Invalid> {
+        let (read, ended) = self.text.read(data, self.at, None)?;
+        if ended {
+            self.end_value(self.at + read as u64);
+        }
+        Ok(read)
+    }
+
+    /// A number ends where the next byte cannot belong to it, so that byte is left unread.
+    fn number(&mut self, mut number: Number, data: &[u8]) -> Result<usize, Invalid> {
+        for (read, &byte) in data.iter().enumerate() {
+            let at = self.at + read as u64;
+            number = match number.next(byte) {
+                Some(number) => number,
+                None if number.is_complete() => {
+                    self.end_value(at);
+                    return Ok(read);
+                }
+                None => return Err(Invalid::Syntax { at }),
+            };
+        }
+        self.state = State::Number(number);
+        Ok(data.len())
+    }
+
+    fn literal(&mut self, rest: &'static [u8], data: &[u8]) -> Result<usize, Invalid> {
+        let same = rest.iter().zip(data).take_while(|(expected, byte)| expected == byte).count();
+        if same == rest.len() {
+            self.end_value(self.at + same as u64);
+        } else if same == data.len() {
+            self.state = State::Literal(&rest[same..]);
+        } else {
+            return Err(Invalid::Syntax { at: self.at + same as u64 });
+        }
+        Ok(same)
+    }
+}
+
+impl Document {
+    /// The member with this key, where there is one.
+    pub fn get(&self, key: &str) -> Option<&Member> {
+        self.members.iter().find(|member| member.key == *key)
+    }
+}
+
+impl Member {
+    fn begin(&mut self, at: u64, kind: Kind) {
+        self.value.start = at;
+        self.kind = kind;
+    }
+}
+
+impl Kind {
+    fn is_entry(self) -> bool {
+        matches!(self, Self::String | Self::Array | Self::Object)
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { depth: 64, members: 256 }
+    }
+}

@@ -1,0 +1,42 @@
+//! Why a document was refused, and at which byte.
+
+/// The first thing wrong with a document. Offsets count bytes from 0.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("the body is empty; send a JSON object")]
+    Empty,
+    #[error("the body is not a JSON object (byte {at})")]
+    NotAnObject { at: u64 },
+    #[error("the body is not JSON: unexpected byte at {at}")]
+    Syntax { at: u64 },
+    #[error("the body ends at byte {at}, in the middle of its JSON")]
+    Unfinished { at: u64 },
+    #[error("raw control character in a string at byte {at}; escape it")]
+    ControlCharacter { at: u64 },
+    #[error("text that is not UTF-8 at byte {at}")]
+    NotUtf8 { at: u64 },
+    #[error("half of a surrogate pair at byte {at}; escape both halves or send UTF-8")]
+    LoneSurrogate { at: u64 },
+    /// A key longer than [`Key::MAX`](super::Key::MAX) is shown as `…`.
+    #[error("duplicate key `{}` at byte {at}", key.escape_debug())]
+    DuplicateKey { at: u64, key: Box<str> },
+    #[error("arrays and objects nested deeper than {limit} at byte {at}")]
+    TooDeep { at: u64, limit: u8 },
+    #[error("more than {limit} top-level members at byte {at}")]
+    TooManyMembers { at: u64, limit: u16 },
+    #[error("more than {limit} keys in objects that are open at byte {at}")]
+    TooManyKeys { at: u64, limit: usize },
+}
+
+impl Invalid {
+    /// The stable code that clients, metrics and the audit see.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::DuplicateKey { .. } => "duplicate_key",
+            Self::TooDeep { .. } | Self::TooManyMembers { .. } | Self::TooManyKeys { .. } => {
+                "json_too_complex"
+            }
+            _ => "invalid_json",
+        }
+    }
+}

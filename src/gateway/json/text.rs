@@ -1,0 +1,223 @@
+//! String content: escapes, UTF-8, and past everything else at the speed of memory.
+//!
+//! A prompt is one long string, so what this file does per byte is what admission costs. There are
+//! two readers. [`skim`] passes over whatever is complete and in order within one frame; it is fast
+//! and decides nothing. [`Text::step`] takes one byte at a time and remembers where it stands; it
+//! finds every error, carries what a frame cut in two, and unescapes keys.
+
+use super::Invalid;
+use super::keys::Name;
+
+/// A string that is being read.
+#[derive(Default)]
+pub(super) struct Text {
+    place: Place,
+    /// Offset of the escape or UTF-8 sequence that is being read; an error in it is reported there.
+    mark: u64,
+    /// The first half of a surrogate pair, while the second is awaited.
+    high: Option<u16>,
+}
+
+/// What the next byte of the string belongs to.
+#[derive(Clone, Copy, Default)]
+enum Place {
+    #[default]
+    Plain,
+    /// An escape, after its `\`.
+    Escape,
+    /// The digits of a `\u` escape.
+    Hex { read: u8, unit: u16 },
+    /// The `\` of a surrogate pair's second half.
+    Low,
+    /// The `u` of a surrogate pair's second half.
+    LowEscape,
+    /// The rest of a UTF-8 sequence.
+    Utf8 { read: usize, bytes: [u8; 4] },
+}
+
+impl Text {
+    /// Reads `data`, which stands at offset `base`, up to the closing quote or to its end. Returns
+    /// the bytes read and whether the quote was among them. A key's bytes go to `name`, unescaped.
+    pub(super) fn read(
+        &mut self,
+        data: &[u8],
+        base: u64,
+        mut name: Option<&mut Name>,
+    ) -> Result<(usize, bool), Invalid> {
+        let mut read = 0;
+        loop {
+            if let Place::Plain = self.place {
+                read += match &mut name {
+                    Some(name) => name.push(plain(&data[read..])),
+                    None => skim(&data[read..]),
+                };
+            }
+            match (self.place, data.get(read)) {
+                (_, None) => return Ok((read, false)),
+                (Place::Plain, Some(b'"')) => return Ok((read + 1, true)),
+                (_, Some(&byte)) => {
+                    self.place = self.step(byte, base + read as u64, &mut name)?;
+                    read += 1;
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, byte: u8, at: u64, name: &mut Option<&mut Name>) -> Result<Place, Invalid> {
+        match self.place {
+            Place::Plain => {
+                self.mark = at;
+                match byte {
+                    b'\\' => Ok(Place::Escape),
+                    0x80.. => Ok(Place::Utf8 { read: 1, bytes: [byte, 0, 0, 0] }),
+                    _ => Err(Invalid::ControlCharacter { at }),
+                }
+            }
+            Place::Escape | Place::LowEscape if byte == b'u' => Ok(Place::Hex { read: 0, unit: 0 }),
+            Place::Escape => {
+                let meant = unescape(byte).ok_or(Invalid::Syntax { at })?;
+                Ok(put(name, &[meant]))
+            }
+            Place::Hex { read, unit } => {
+                let digit =
+                    char::from(byte).to_digit(16).and_then(|digit| u16::try_from(digit).ok());
+                let unit = unit << 4 | digit.ok_or(Invalid::Syntax { at })?;
+                if read < 3 {
+                    Ok(Place::Hex { read: read + 1, unit })
+                } else {
+                    self.unit(unit, name)
+                }
+            }
+            Place::Low if byte == b'\\' => Ok(Place::LowEscape),
+            Place::Low | Place::LowEscape => Err(Invalid::LoneSurrogate { at: self.mark }),
+            Place::Utf8 { read, mut bytes } => {
+                bytes[read] = byte;
+                match str::from_utf8(&bytes[..=read]) {
+                    Ok(_) => Ok(put(name, &bytes[..=read])),
+                    Err(error) if error.error_len().is_none() => {
+                        Ok(Place::Utf8 { read: read + 1, bytes })
+                    }
+                    Err(_) => Err(Invalid::NotUtf8 { at: self.mark }),
+                }
+            }
+        }
+    }
+
+    /// A complete `\u` escape: a character, half of one, or half of nothing.
+    fn unit(&mut self, unit: u16, name: &mut Option<&mut Name>) -> Result<Place, Invalid> {
+        if self.high.is_none() && matches!(unit, 0xd800..0xdc00) {
+            self.high = Some(unit);
+            return Ok(Place::Low);
+        }
+        match char::decode_utf16(self.high.take().into_iter().chain([unit])).next() {
+            Some(Ok(meant)) => Ok(put(name, meant.encode_utf8(&mut [0; 4]).as_bytes())),
+            _ => Err(Invalid::LoneSurrogate { at: self.mark }),
+        }
+    }
+}
+
+/// A character is complete: keeps it if it belongs to a key.
+fn put(name: &mut Option<&mut Name>, character: &[u8]) -> Place {
+    if let Some(name) = name {
+        name.push(character);
+    }
+    Place::Plain
+}
+
+/// Length of the text at the start of `data` that is in order and complete: it ends at a quote, at
+/// anything wrong, at what the frame cuts in two, and, now and then, at what is merely rare.
+fn skim(data: &[u8]) -> usize {
+    let mut at = 0;
+    loop {
+        at += plain(&data[at..]).len();
+        match passable(&data[at..]) {
+            0 => return at,
+            passed => at += passed,
+        }
+    }
+}
+
+/// Length of the escape or UTF-8 sequence at the start of `data`, if it is in order and complete.
+fn passable(data: &[u8]) -> usize {
+    match *data {
+        [b'\\', b'u', a, b, c, d, ..] => {
+            let is_surrogate = matches!((a, b), (b'd' | b'D', b'8'..));
+            let is_hex = [a, b, c, d].iter().all(u8::is_ascii_hexdigit);
+            if is_hex && !is_surrogate { 6 } else { 0 }
+        }
+        [b'\\', byte, ..] if unescape(byte).is_some() => 2,
+        [0xc2..=0xdf, 0x80..=0xbf, ..] => 2,
+        [0xe0, 0xa0..=0xbf, 0x80..=0xbf, ..]
+        | [0xe1..=0xec | 0xee..=0xef, 0x80..=0xbf, 0x80..=0xbf, ..]
+        | [0xed, 0x80..=0x9f, 0x80..=0xbf, ..] => 3,
+        [0xf0, 0x90..=0xbf, 0x80..=0xbf, 0x80..=0xbf, ..]
+        | [0xf1..=0xf3, 0x80..=0xbf, 0x80..=0xbf, 0x80..=0xbf, ..]
+        | [0xf4, 0x80..=0x8f, 0x80..=0xbf, 0x80..=0xbf, ..] => 4,
+        _ => 0,
+    }
+}
+
+/// The character that `\` and this byte stand for, `u` aside.
+fn unescape(byte: u8) -> Option<u8> {
+    match byte {
+        b'"' | b'\\' | b'/' => Some(byte),
+        b'b' => Some(0x08),
+        b'f' => Some(0x0c),
+        b'n' => Some(b'\n'),
+        b'r' => Some(b'\r'),
+        b't' => Some(b'\t'),
+        _ => None,
+    }
+}
+
+/// The run at the start of `data` that needs no look: ASCII without `"`, `\` and controls.
+fn plain(data: &[u8]) -> &[u8] {
+    let (near, far) = data.split_at(data.len().min(NEAR));
+    let len = match first_stop(near) {
+        Some(stop) => stop,
+        None => {
+            let (blocks, _) = far.as_chunks::<BLOCK>();
+            let passed = BLOCK * blocks.iter().take_while(|block| !has_stop(block)).count();
+            let rest = &far[passed..];
+            near.len() + passed + first_stop(rest).unwrap_or(rest.len())
+        }
+    };
+    &data[..len]
+}
+
+/// Without an early exit, so that the compiler makes a few vector compares of it.
+fn has_stop(block: &[u8; BLOCK]) -> bool {
+    block.iter().fold(false, |found, &byte| found | is_stop(byte))
+}
+
+fn is_stop(byte: u8) -> bool {
+    matches!(byte, 0..b' ' | b'"' | b'\\' | 0x80..)
+}
+
+/// Eight bytes at a time, all in one word. The top bit of each byte of `stops` says whether to stop
+/// there. A subtraction borrows only from bytes that are stops, so the lowest bit is always right.
+fn first_stop(data: &[u8]) -> Option<usize> {
+    let (words, rest) = data.as_chunks::<8>();
+    for (index, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let control = word.wrapping_sub(each(b' '));
+        let quote = (word ^ each(b'"')).wrapping_sub(each(1));
+        let backslash = (word ^ each(b'\\')).wrapping_sub(each(1));
+        let stops = (word | control | quote | backslash) & each(0x80);
+        if stops != 0 {
+            return Some(index * 8 + stops.trailing_zeros() as usize / 8);
+        }
+    }
+    let stop = rest.iter().position(|byte| is_stop(*byte))?;
+    Some(words.len() * 8 + stop)
+}
+
+const fn each(byte: u8) -> u64 {
+    u64::from_le_bytes([byte; 8])
+}
+
+/// Bytes that are looked through word by word before blocks begin to pay.
+const NEAR: usize = 64;
+
+/// Bytes of a block: four vectors of the baseline's 16 bytes.
+const BLOCK: usize = 64;

@@ -1,0 +1,98 @@
+//! Series of the process as a whole.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus::core::Collector;
+use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
+
+use super::table::{self, Family};
+use super::{Refused, Settled};
+use crate::audit::record::Outcome;
+use crate::gateway::protocol::Route;
+
+/// Counters and gauges that every run adds to.
+///
+/// The labelled ones take only our own words, of fixed sets.
+#[derive(Debug)]
+pub(super) struct Totals {
+    pub(super) audit_lag_bytes: IntGauge,
+    pub(super) audit_lag_records: IntGauge,
+    pub(super) clients_gone: IntCounter,
+    pub(super) in_flight: IntGauge,
+    pub(super) models_dropped: IntCounter,
+    refusals: IntCounterVec,
+    request_bytes: IntCounter,
+    response_bytes: IntCounter,
+    runs: IntGauge,
+    pub(super) runs_dropped: IntCounter,
+    pub(super) upstream_errors: IntCounterVec,
+    access_log_lost: IntCounter,
+    access_log_told: AtomicU64,
+    requests: IntCounterVec,
+}
+
+impl Totals {
+    pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let build = table::BUILD_INFO.opts().const_label("version", env!("CARGO_PKG_VERSION"));
+        register(registry, Gauge::with_opts(build)?)?.set(1.0);
+        let counter = |family: &Family| register(registry, IntCounter::with_opts(family.opts())?);
+        let gauge = |family: &Family| register(registry, IntGauge::with_opts(family.opts())?);
+        let counters =
+            |family: &Family| register(registry, IntCounterVec::new(family.opts(), family.labels)?);
+        Ok(Self {
+            audit_lag_bytes: gauge(&table::AUDIT_LAG_BYTES)?,
+            audit_lag_records: gauge(&table::AUDIT_LAG_RECORDS)?,
+            clients_gone: counter(&table::CLIENTS_GONE)?,
+            in_flight: gauge(&table::IN_FLIGHT)?,
+            models_dropped: counter(&table::MODELS_DROPPED)?,
+            refusals: counters(&table::REFUSALS)?,
+            request_bytes: counter(&table::REQUEST_BYTES)?,
+            response_bytes: counter(&table::RESPONSE_BYTES)?,
+            runs: gauge(&table::RUNS)?,
+            runs_dropped: counter(&table::RUNS_DROPPED)?,
+            upstream_errors: counters(&table::UPSTREAM_ERRORS)?,
+            access_log_lost: counter(&table::ACCESS_LOG_LOST)?,
+            access_log_told: AtomicU64::new(0),
+            requests: counters(&table::REQUESTS)?,
+        })
+    }
+
+    pub(super) fn settled(&self, call: &Settled<'_>) {
+        self.request(Some(call.route), call.status);
+        self.request_bytes.inc_by(call.request_bytes);
+        self.response_bytes.inc_by(call.response_bytes);
+        if call.outcome == Outcome::ClientGone {
+            self.clients_gone.inc();
+        }
+    }
+
+    pub(super) fn refused(&self, refused: &Refused) {
+        self.request(refused.route, refused.status);
+        self.refusals.with_label_values(&[refused.code]).inc();
+    }
+
+    pub(super) fn set_runs(&self, runs: usize) {
+        self.runs.set(i64::try_from(runs).unwrap_or(i64::MAX));
+    }
+
+    fn request(&self, route: Option<Route>, status: u16) {
+        let route = route.map_or("-", Route::name);
+        match http::StatusCode::from_u16(status) {
+            Ok(status) => self.requests.with_label_values(&[route, status.as_str()]).inc(),
+            Err(_) => self.requests.with_label_values(&[route, "-"]).inc(),
+        }
+    }
+
+    pub(super) fn access_log_lost(&self, lines: u64) {
+        let told = self.access_log_told.swap(lines, Ordering::Relaxed);
+        self.access_log_lost.inc_by(lines.saturating_sub(told));
+    }
+}
+
+fn register<M: Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: M,
+) -> prometheus::Result<M> {
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
+}

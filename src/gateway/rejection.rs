@@ -1,0 +1,166 @@
+//! Why a request got no answer from a model, in the words of the protocol it was made in.
+//!
+//! What the client reads (`public`), what the records say (`code`) and whose fault it was are told
+//! here and nowhere else. Measured clients obey the status before anything else: they stop at 402 and
+//! 404, and hammer 429 and 5xx.
+
+use std::time::Duration;
+
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::json;
+
+use super::body;
+use super::protocol::Protocol;
+use super::receive;
+use super::upstream;
+use crate::audit::{self, record::Outcome};
+use crate::budget;
+
+/// Why a call did not begin, or did not bring a response.
+#[derive(Debug, thiserror::Error)]
+pub enum Rejection {
+    #[error("the path is not served")]
+    NotServed,
+    #[error("the content type is not application/json")]
+    NotJson,
+    #[error(transparent)]
+    Receive(#[from] receive::Error),
+    #[error(transparent)]
+    Body(#[from] body::Refusal),
+    #[error(transparent)]
+    Budget(#[from] budget::Refusal),
+    #[error("the run is shutting down")]
+    ShuttingDown,
+    #[error("the audit log cannot be written")]
+    Audit(#[from] audit::Error),
+    #[error(transparent)]
+    Upstream(#[from] upstream::Error),
+}
+
+impl Rejection {
+    /// The stable code that body, records and metrics carry.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotServed => "not_found",
+            Self::NotJson => "unsupported_media_type",
+            Self::Receive(error) => error.code(),
+            Self::Body(refusal) => refusal.code(),
+            Self::Budget(refusal) => budget_code(refusal),
+            Self::ShuttingDown => "shutting_down",
+            Self::Audit(_) => "audit_unavailable",
+            Self::Upstream(error) => error.code(),
+        }
+    }
+
+    /// The status that makes a client of `protocol` do the right thing.
+    pub fn status(&self, protocol: Protocol) -> StatusCode {
+        match self {
+            Self::NotServed => StatusCode::NOT_FOUND,
+            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Receive(error) => error.status(),
+            Self::Body(refusal) => refusal.status(),
+            Self::Budget(_) if self.retry_after().is_some() => StatusCode::TOO_MANY_REQUESTS,
+            // Codex stops at a 429 of type `usage_limit_reached` and repeats a 402 five times.
+            Self::Budget(_) if protocol == Protocol::Responses => StatusCode::TOO_MANY_REQUESTS,
+            Self::Budget(_) => StatusCode::PAYMENT_REQUIRED,
+            Self::ShuttingDown | Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Upstream(
+                upstream::Error::ConnectTimeout(_)
+                | upstream::Error::FirstByteTimeout(_)
+                | upstream::Error::IdleTimeout(_)
+                | upstream::Error::Deadline,
+            ) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Upstream(_) => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// How long to wait, where waiting helps.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Budget(budget::Refusal::Rate { retry_after, .. }) => Some(*retry_after),
+            Self::Budget(
+                budget::Refusal::Concurrency { .. } | budget::Refusal::Reserved { .. },
+            ) => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+
+    /// The response, in the protocol's own shape.
+    pub fn response(&self, protocol: Protocol) -> Response<String> {
+        let body = match (self, protocol) {
+            (Self::NotServed, _) => json!({"error": "not_found"}),
+            (_, Protocol::Messages) => json!({
+                "type": "error",
+                "error": {"type": self.kind(protocol), "message": self.public(), "code": self.code()},
+            }),
+            _ => json!({
+                "error": {"message": self.public(), "type": self.kind(protocol), "param": null, "code": self.code()},
+            }),
+        };
+        let mut response = Response::new(body.to_string());
+        *response.status_mut() = self.status(protocol);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.retry_after() {
+            Some(wait) => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs().max(1)));
+            }
+            None if self.is_final() => {
+                headers.insert("x-should-retry", HeaderValue::from_static("false"));
+            }
+            None => {}
+        }
+        response
+    }
+
+    /// What the client may read: its own mistake in full, ours and the upstream's in general.
+    fn public(&self) -> String {
+        self.to_string()
+    }
+
+    /// Whether the same request would be refused again.
+    fn is_final(&self) -> bool {
+        !matches!(self, Self::Upstream(_) | Self::Audit(_) | Self::ShuttingDown)
+            || matches!(self, Self::Upstream(upstream::Error::Deadline))
+    }
+
+    fn kind(&self, protocol: Protocol) -> &'static str {
+        match (self.status(protocol), protocol) {
+            (StatusCode::PAYMENT_REQUIRED, Protocol::Messages) => "billing_error",
+            (StatusCode::PAYMENT_REQUIRED, _) => "insufficient_quota",
+            (StatusCode::TOO_MANY_REQUESTS, Protocol::Responses)
+                if self.is_final() && self.retry_after().is_none() =>
+            {
+                "usage_limit_reached"
+            }
+            (StatusCode::TOO_MANY_REQUESTS, _) => "rate_limit_error",
+            (StatusCode::FORBIDDEN, _) => "permission_error",
+            (StatusCode::PAYLOAD_TOO_LARGE, Protocol::Messages) => "request_too_large",
+            (status, _) if status.is_client_error() => "invalid_request_error",
+            (_, Protocol::Messages) => "api_error",
+            _ => "server_error",
+        }
+    }
+}
+
+/// What the records say of an upstream failure.
+pub fn outcome_of(error: &upstream::Error) -> Outcome {
+    match error {
+        upstream::Error::ConnectTimeout(_)
+        | upstream::Error::FirstByteTimeout(_)
+        | upstream::Error::IdleTimeout(_) => Outcome::UpstreamTimeout,
+        upstream::Error::Deadline => Outcome::DeadlineExceeded,
+        _ => Outcome::UpstreamFailed,
+    }
+}
+
+fn budget_code(refusal: &budget::Refusal) -> &'static str {
+    match refusal {
+        budget::Refusal::Turns { .. } => "turn_budget_exhausted",
+        budget::Refusal::Tokens { .. } => "token_budget_exhausted",
+        budget::Refusal::Deadline { .. } => "deadline_exceeded",
+        budget::Refusal::Concurrency { .. } => "too_many_concurrent_requests",
+        budget::Refusal::Reserved { .. } => "budget_reserved",
+        budget::Refusal::Rate { .. } => "rate_limited",
+    }
+}

@@ -1,0 +1,185 @@
+//! Finds the usage in a unary JSON body without keeping the body.
+//!
+//! An embeddings response is megabytes long and has its usage last, so the body is scanned as it
+//! passes: strings and inner values are skipped, the top-level `usage` is copied out, all else is
+//! forgotten. It is no validator: of what is not JSON it makes nothing, in bounded memory.
+//!
+//! **Invariant:** what is found is the same however the body is split into frames.
+
+use std::{mem, str};
+
+use memchr::memchr2;
+
+use super::Finish;
+use super::report::Report;
+
+/// A body that is read frame by frame.
+#[derive(Debug, Default)]
+pub(super) struct Body {
+    /// Open arrays and objects.
+    depth: u64,
+    place: Place,
+    text: Text,
+    /// The first bytes of the top-level key that was read last.
+    key: [u8; KEY],
+    /// Its length, counted as far as it matters.
+    key_length: usize,
+    /// What came with earlier frames of the value of `usage`.
+    usage: Vec<u8>,
+}
+
+/// Where in the top-level object the next byte is; nothing inside a value changes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Outside,
+    /// Before a colon.
+    Key,
+    /// After the colon, where the value has not begun.
+    Colon,
+    /// In the value of `usage`.
+    Usage,
+    /// In the value of another key.
+    Value,
+}
+
+/// Where in a string.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Text {
+    #[default]
+    Outside,
+    Inside,
+    /// After a backslash.
+    Escaped,
+}
+
+impl Body {
+    pub(super) fn read(&mut self, bytes: &[u8], report: &mut Report) {
+        let mut at = 0;
+        // Where in these bytes the value of `usage` begins or goes on.
+        let mut usage = 0;
+        while at < bytes.len() {
+            if self.text != Text::Outside {
+                at += self.skip_text(&bytes[at..]);
+                continue;
+            }
+            if self.depth > 1 {
+                at += plain(&bytes[at..]);
+            }
+            let Some(&byte) = bytes.get(at) else { break };
+            if self.depth == 1 {
+                if self.place == Place::Colon && !byte.is_ascii_whitespace() {
+                    self.begin_value(byte, report);
+                    usage = at;
+                } else if self.place == Place::Usage && matches!(byte, b',' | b'}') {
+                    self.end_usage(&bytes[usage..at], report);
+                }
+            }
+            self.step(byte, report);
+            at += 1;
+        }
+        if self.place == Place::Usage {
+            self.keep_usage(&bytes[usage..]);
+        }
+    }
+
+    fn step(&mut self, byte: u8, report: &mut Report) {
+        match byte {
+            b'"' => {
+                self.text = Text::Inside;
+                if self.depth == 1 && self.place == Place::Key {
+                    self.key_length = 0;
+                }
+            }
+            b'{' | b'[' => {
+                if self.depth == 0 {
+                    self.place = if byte == b'{' { Place::Key } else { Place::Outside };
+                }
+                self.depth = self.depth.saturating_add(1);
+            }
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                if self.depth == 0 && mem::take(&mut self.place) != Place::Outside {
+                    report.ended(Finish::Terminated);
+                }
+            }
+            b':' if self.depth == 1 && self.place == Place::Key => self.place = Place::Colon,
+            b',' if self.depth == 1 && self.place != Place::Outside => self.place = Place::Key,
+            _ => (),
+        }
+    }
+
+    fn begin_value(&mut self, first: u8, report: &mut Report) {
+        let key = (self.key_length == KEY).then_some(&self.key);
+        if key == Some(b"error") && first != b'n' {
+            report.ended(Finish::Errored);
+        }
+        self.place = if key == Some(b"usage") { Place::Usage } else { Place::Value };
+    }
+
+    /// Goes on in a string: to its end, to the next backslash or past the byte after one.
+    fn skip_text(&mut self, bytes: &[u8]) -> usize {
+        let end = match self.text {
+            Text::Escaped => 0,
+            Text::Outside | Text::Inside => memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len()),
+        };
+        let taken = bytes.len().min(end + 1);
+        self.text = match (self.text, bytes.get(end)) {
+            (Text::Inside, Some(b'"')) => Text::Outside,
+            (Text::Inside, Some(_)) => Text::Escaped,
+            _ => Text::Inside,
+        };
+        let is_key = self.depth == 1 && self.place == Place::Key;
+        if is_key {
+            let content = if self.text == Text::Outside { end } else { taken };
+            self.keep_key(&bytes[..content]);
+        }
+        taken
+    }
+
+    fn keep_key(&mut self, bytes: &[u8]) {
+        for &byte in bytes.iter().take(KEY + 1 - self.key_length) {
+            if let Some(slot) = self.key.get_mut(self.key_length) {
+                *slot = byte;
+            }
+            self.key_length += 1;
+        }
+    }
+
+    fn keep_usage(&mut self, bytes: &[u8]) {
+        if self.usage.len() + bytes.len() > MAX_USAGE {
+            self.usage = Vec::new();
+            self.place = Place::Value;
+        } else {
+            self.usage.extend_from_slice(bytes);
+        }
+    }
+
+    fn end_usage(&mut self, rest: &[u8], report: &mut Report) {
+        self.keep_usage(rest);
+        let usage = mem::take(&mut self.usage);
+        if let Ok(usage) = str::from_utf8(&usage) {
+            report.hear_usage(usage);
+        }
+    }
+}
+
+/// The length of what can be skipped inside a value: numbers above all. Looked at in pieces of a
+/// fixed size without a branch inside, which the compiler turns into vector instructions.
+fn plain(bytes: &[u8]) -> usize {
+    let is_structure = |byte: &u8| matches!(byte | 0x20, b'{' | b'}') || *byte == b'"';
+    let pieces = bytes.chunks_exact(PIECE);
+    let whole =
+        pieces.take_while(|piece| !piece.iter().fold(false, |any, b| any | is_structure(b)));
+    let skipped = whole.count() * PIECE;
+    let rest = &bytes[skipped..];
+    skipped + rest.iter().position(is_structure).unwrap_or(rest.len())
+}
+
+/// The length of both keys that matter.
+const KEY: usize = 5;
+
+const PIECE: usize = 32;
+
+/// Real ones are under 1 KiB. A larger one is not read: the tokens are estimated.
+const MAX_USAGE: usize = 16 * 1024;

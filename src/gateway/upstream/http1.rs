@@ -1,0 +1,165 @@
+//! Our own HTTP/1.1 client: one write for a request, one frame for each read of a response.
+//!
+//! A read waits for data with no buffer in hand, then borrows the worker's scratch buffer, decodes in
+//! place and hands on one contiguous slice. An open stream therefore holds no read buffer at all.
+
+mod body;
+mod head;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::Response;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_util::io::poll_read_buf;
+
+use super::pool::Pool;
+use super::{Call, Config, Error};
+pub(super) use body::Body;
+use head::Head;
+
+/// Calls over plain HTTP/1.1, with the connections of one worker.
+pub struct Client {
+    config: Config,
+    worker: Arc<Worker>,
+}
+
+/// What the calls of one worker share.
+#[derive(Debug)]
+struct Worker {
+    pool: Pool,
+    scratch: Mutex<BytesMut>,
+}
+
+/// A connection that has sent a request and waits for the response.
+struct Waiting {
+    stream: TcpStream,
+    /// Kept for the case that no response comes: the server may have answered before it had read all.
+    write_error: Option<io::Error>,
+}
+
+impl Client {
+    pub(super) fn new(config: Config) -> Self {
+        let pool = Pool::new(config.pool_idle_timeout);
+        Self { config, worker: Arc::new(Worker { pool, scratch: Mutex::default() }) }
+    }
+
+    pub(super) async fn send(&self, call: Call) -> Result<Response<super::Body>, Error> {
+        let deadline = call.deadline;
+        let limit = self.config.first_byte_timeout;
+        let until = earlier(Instant::now() + limit, deadline);
+        match tokio::time::timeout_at(until, self.exchange(call)).await {
+            Ok(done) => done,
+            Err(_elapsed) if deadline == Some(until) => Err(Error::Deadline),
+            Err(_elapsed) => Err(Error::FirstByteTimeout(limit)),
+        }
+    }
+
+    async fn exchange(&self, call: Call) -> Result<Response<super::Body>, Error> {
+        let mut request = Bytes::from(call.head.http1(call.body.len())).chain(call.body);
+        let mut waiting = self.deliver(&mut request).await?;
+        let (mut head, rest) = match self.read_head(&mut waiting.stream).await {
+            Ok(answer) => answer,
+            Err(read_error) => return Err(waiting.write_error.map_or(read_error, Error::Io)),
+        };
+        // A server that answered before it had read the whole request is in no state to be used again.
+        head.keeps_alive &= waiting.write_error.is_none();
+        let timing = body::Timing { idle: self.config.idle_timeout, deadline: call.deadline };
+        let body = Body::new(waiting.stream, &head, rest, timing, Arc::clone(&self.worker));
+        let mut response = Response::new(super::Body::Plain(Box::new(body)));
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head.headers;
+        Ok(response)
+    }
+
+    /// Writes a request to an idle connection or, where that turns out dead before it took a byte, to a new one.
+    async fn deliver(&self, request: &mut (impl Buf + Unpin)) -> Result<Waiting, Error> {
+        let whole = request.remaining();
+        if let Some(mut stream) = self.worker.pool.take() {
+            let write_error = stream.write_all_buf(request).await.err();
+            if write_error.is_none() || request.remaining() < whole {
+                return Ok(Waiting { stream, write_error });
+            }
+        }
+        let mut stream = self.connect().await?;
+        let write_error = stream.write_all_buf(request).await.err();
+        Ok(Waiting { stream, write_error })
+    }
+
+    async fn connect(&self) -> Result<TcpStream, Error> {
+        let limit = self.config.connect_timeout;
+        let target = &self.config.url;
+        match tokio::time::timeout(limit, connect(target.host(), target.port())).await {
+            Ok(connected) => connected.map_err(Error::Connect),
+            Err(_elapsed) => Err(Error::ConnectTimeout(limit)),
+        }
+    }
+
+    /// The head of the response, and what came with it.
+    async fn read_head(&self, stream: &mut TcpStream) -> Result<(Head, BytesMut), Error> {
+        let mut seen = BytesMut::new();
+        let mut interim = 0;
+        loop {
+            if let Some((head, length)) = head::parse(&seen).map_err(Error::Malformed)? {
+                seen.advance(length);
+                if !head.status.is_informational() {
+                    return Ok((head, seen));
+                }
+                interim += 1;
+                if interim > MAX_INTERIM_RESPONSES {
+                    return Err(Error::Malformed("too many interim responses"));
+                }
+            } else if seen.len() > head::MAX_BYTES {
+                return Err(Error::Malformed("the head is too large"));
+            } else {
+                let read = std::future::poll_fn(|cx| self.worker.poll_read(stream, cx));
+                let more = read.await.map_err(Error::Io)?;
+                if more.is_empty() {
+                    return Err(Error::Closed);
+                }
+                if seen.is_empty() { seen = more } else { seen.extend_from_slice(&more) }
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// One read; empty at the end. Takes the scratch buffer only once there is something to read.
+    fn poll_read(
+        &self,
+        stream: &mut TcpStream,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<BytesMut>> {
+        ready!(stream.poll_read_ready(cx))?;
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        // Free again as soon as the frames cut from it are written, which is nearly always.
+        if !scratch.try_reclaim(SCRATCH_BYTES) {
+            *scratch = BytesMut::with_capacity(SCRATCH_BYTES);
+        }
+        ready!(poll_read_buf(std::pin::Pin::new(stream), cx, &mut *scratch))?;
+        Poll::Ready(Ok(scratch.split()))
+    }
+}
+
+/// Resolves the name anew and takes the first address that answers.
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await?.collect();
+    let stream = TcpStream::connect(&addresses[..]).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+pub(super) fn earlier(a: Instant, b: Option<Instant>) -> Instant {
+    b.map_or(a, |b| a.min(b))
+}
+
+/// One read's worth; a larger buffer gained nothing on fast streams.
+const SCRATCH_BYTES: usize = 32 * 1024;
+
+/// `100 Continue` and `103 Early Hints` are skipped, but not for ever.
+const MAX_INTERIM_RESPONSES: u8 = 8;

@@ -1,0 +1,133 @@
+//! Where the upstream is.
+
+use std::fmt;
+use std::str::FromStr;
+
+use http::Uri;
+use http::uri::{Authority, PathAndQuery};
+use serde::{Deserialize, Deserializer};
+
+/// A scheme, a host and a port: everything of the upstream's URL that is not the route.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Target {
+    scheme: Scheme,
+    authority: Authority,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// HTTP/1.1 in the clear.
+    Http,
+    /// HTTP/2 with prior knowledge, in the clear.
+    H2c,
+    /// TLS, with HTTP/2 where the server offers it.
+    Https,
+}
+
+/// Why a text is not a target.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{given}` is not an upstream: {why}; give `host:port`, `http://host:port`, `https://host[:port]` or `h2c://host:port`"
+)]
+pub struct Invalid {
+    given: String,
+    why: &'static str,
+}
+
+impl Target {
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    pub fn host(&self) -> &str {
+        self.authority.host().trim_start_matches('[').trim_end_matches(']')
+    }
+
+    pub fn port(&self) -> u16 {
+        self.authority.port_u16().unwrap_or(match self.scheme {
+            Scheme::Http | Scheme::H2c => 80,
+            Scheme::Https => 443,
+        })
+    }
+
+    /// The absolute URL of one of our routes; the query comes from configuration.
+    pub fn uri(&self, path: &'static str, query: Option<&str>) -> Uri {
+        let scheme = if self.scheme == Scheme::Https { "https" } else { "http" };
+        let path = query.map_or(PathAndQuery::from_static(path), |query| {
+            format!("{path}?{query}").parse().expect("a listed query is valid in a URL")
+        });
+        Uri::builder()
+            .scheme(scheme)
+            .authority(self.authority.clone())
+            .path_and_query(path)
+            .build()
+            .expect("a scheme, an authority and a path make a URL")
+    }
+
+    /// `host[:port]` as it stands in the `Host` header.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+}
+
+impl FromStr for Target {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let invalid = |why| Invalid { given: text.to_owned(), why };
+        let (scheme, rest) = match text.split_once("://") {
+            None => (Scheme::Http, text),
+            Some(("http", rest)) => (Scheme::Http, rest),
+            Some(("https", rest)) => (Scheme::Https, rest),
+            Some(("h2c", rest)) => (Scheme::H2c, rest),
+            Some(_) => return Err(invalid("the scheme is unknown")),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        if rest.contains(['/', '?', '#']) {
+            return Err(invalid("a path is not allowed, the gateway adds its own"));
+        }
+        if rest.contains('@') {
+            return Err(invalid("credentials do not belong here"));
+        }
+        let authority: Authority = rest.parse().map_err(|_| invalid("the host is not valid"))?;
+        if authority.host().is_empty() {
+            return Err(invalid("the host is missing"));
+        }
+        if rest.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.ends_with(':') && !rest.ends_with(']') && port.parse::<u16>().is_err()
+        }) {
+            return Err(invalid("the port is not a number from 0 to 65535"));
+        }
+        Ok(Self { scheme, authority })
+    }
+}
+
+impl Default for Target {
+    /// Where LiteLLM listens in the deployment that this replaces.
+    fn default() -> Self {
+        Self { scheme: Scheme::Http, authority: Authority::from_static("litellm:4000") }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.scheme {
+            Scheme::Http => "http",
+            Scheme::H2c => "h2c",
+            Scheme::Https => "https",
+        };
+        write!(f, "{scheme}://{}", self.authority)
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl<'de> Deserialize<'de> for Target {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,103 @@
+//! Who a run is, for billing and for records.
+
+use std::fmt::Write;
+
+use http::HeaderValue;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+/// What the host says about a run. None of it comes from the sandbox.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Identity {
+    pub run: String,
+    pub attempt: String,
+    /// The billing account, which LiteLLM knows as the end user.
+    pub account: String,
+    /// Further facts for LiteLLM's spend logs: `graph_id` and the tracing fields.
+    pub metadata: Map<String, Value>,
+}
+
+/// The id of one request. The upstream learns it as the call id, so it joins all records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestId([u8; 36]);
+
+/// What is wrong with a name.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{given}` is not a valid {what}; use 1 to {MAX_NAME_BYTES} letters, digits, `.`, `_`, `:`, `@`, `/` or `-`"
+)]
+pub struct Invalid {
+    what: &'static str,
+    given: String,
+}
+
+impl Identity {
+    /// Checks the names, which stand in headers, logs and labels as they are.
+    ///
+    /// # Errors
+    /// The first name that is empty, too long, or has a character that would need escaping somewhere.
+    pub fn check(&self) -> Result<(), Invalid> {
+        let names =
+            [("run id", &self.run), ("attempt", &self.attempt), ("billing account", &self.account)];
+        let invalid = names.into_iter().find(|(_, name)| !is_name(name));
+        invalid.map_or(Ok(()), |(what, given)| Err(Invalid { what, given: given.clone() }))
+    }
+
+    /// The run's metadata as LiteLLM reads it, in ASCII so that a header can hold it.
+    pub fn spend_logs_metadata(&self) -> String {
+        let attempt = self
+            .attempt
+            .parse::<u64>()
+            .map_or_else(|_| Value::from(self.attempt.clone()), Value::from);
+        let mut metadata = self.metadata.clone();
+        metadata.insert("run_id".into(), Value::from(self.run.clone()));
+        metadata.insert("attempt".into(), attempt);
+        escape_non_ascii(&Value::Object(metadata).to_string())
+    }
+}
+
+impl RequestId {
+    /// A new id; ids sort by time.
+    pub fn new() -> Self {
+        let mut text = [0; 36];
+        Uuid::now_v7().hyphenated().encode_lower(&mut text);
+        Self(text)
+    }
+
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("a uuid is written in ASCII")
+    }
+
+    pub fn to_header(self) -> HeaderValue {
+        HeaderValue::from_bytes(&self.0).expect("a uuid is a valid header value")
+    }
+}
+
+impl Default for RequestId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/-".contains(&byte);
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// Outside of strings JSON is ASCII, so whatever is not stands in a string and can be escaped.
+fn escape_non_ascii(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for character in json.chars() {
+        if character.is_ascii() && character != '\u{7f}' {
+            escaped.push(character);
+        } else {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                let _ = write!(escaped, "\\u{unit:04x}");
+            }
+        }
+    }
+    escaped
+}
+
+/// Longer than any id in use, and short enough for a label.
+const MAX_NAME_BYTES: usize = 128;
