@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod health;
+pub mod provider;
 pub mod proxy;
 
 use std::io::{self, IsTerminal, Write};
@@ -32,6 +33,7 @@ pub fn command() -> Command {
         .subcommand(health::Args::augment_args(
             Command::new("health").about("Ask a served socket whether it answers"),
         ))
+        .subcommand(provider::Args::augment_args(Command::new("provider")))
         .subcommand(audit::Command::augment_subcommands(
             Command::new("audit")
                 .about("Prove or read an audit log")
@@ -44,6 +46,9 @@ fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match matches.subcommand() {
         Some(("proxy", matches)) => proxy::run(matches),
         Some(("health", matches)) => health::run(&health::Args::from_arg_matches(matches)?),
+        Some(("provider", matches)) => {
+            provider::run(provider::Args::from_arg_matches(matches)?, out)
+        }
         Some(("audit", matches)) => audit::run(&audit::Command::from_arg_matches(matches)?, out),
         _ => unreachable!("clap knows no other command"),
     }

@@ -1,4 +1,6 @@
 //! The one integration-test binary: real sockets, real files, real processes.
 #![expect(clippy::unwrap_used, reason = "test support is not production code")]
 
+mod provider;
+mod support;
 mod tidy;

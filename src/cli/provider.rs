@@ -1,0 +1,88 @@
+//! `cogni-gateway provider`: a fake model provider that does as it is told.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::provider::{Provider, Script, script};
+
+/// Run a fake model provider: OpenAI and Anthropic shapes, scripted behaviour, LiteLLM's headers.
+///
+/// Once it listens it says so in one line: `provider listening on http://127.0.0.1:PORT`. It ends
+/// on SIGTERM or SIGINT and cuts what is open.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = after_help())]
+pub struct Args {
+    /// Address to listen on; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+
+    /// How to answer, as in `chunks=100,interval=20ms`; requests may turn knobs in their model's name.
+    #[arg(long, value_name = "SCRIPT", default_value = "")]
+    pub script: Script,
+
+    /// File to append each request to, as a line of JSON when it has ended.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+}
+
+/// Serves until a signal.
+pub fn run(args: Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let shutdown = CancellationToken::new();
+        let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+        let mut serving = pin!(serve(args, out, shutdown.clone()));
+        tokio::select! {
+            served = &mut serving => return served,
+            _ = terminate.recv() => (),
+            _ = interrupt.recv() => (),
+        }
+        shutdown.cancel();
+        serving.await
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Serves until `shutdown`, having announced its address on `out`.
+pub async fn serve(
+    args: Args,
+    mut out: impl Write,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let provider = Provider::bind(args.listen, args.script)
+        .await
+        .with_context(|| format!("cannot listen on `{}`", args.listen))?;
+    if let Some(path) = args.record {
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        provider.record_to(file.with_context(|| format!("cannot write `{}`", path.display()))?);
+    }
+    writeln!(out, "provider listening on http://{}", provider.addr())
+        .and_then(|()| out.flush())
+        .context("cannot announce the address")?;
+    provider.serve(shutdown).await;
+    Ok(())
+}
+
+fn after_help() -> String {
+    format!(
+        "\
+A script is `name=value`, separated by commas (or semicolons):
+
+{}
+As in `chunks=100,interval=20ms,fault=reset@3`. A request turns knobs of its own in its model's
+name: `\"model\": \"fake/chunks=100\"`.
+
+Beside the models' routes there are `GET /health`, `GET /_seen?last=N` (what reached the provider),
+`DELETE /_seen` (forget it) and `POST /_gate` (let one waiting answer go on).",
+        script::help()
+    )
+}

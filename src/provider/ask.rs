@@ -1,0 +1,70 @@
+//! What a request asks for: the few fields of its body that change an answer.
+
+use memchr::memmem;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::script::{self, Script};
+
+/// A request's body, of any protocol.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Ask<'a> {
+    pub(super) model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    max_tokens: Option<u64>,
+    max_completion_tokens: Option<u64>,
+    max_output_tokens: Option<u64>,
+    pub(super) encoding_format: Option<String>,
+    pub(super) dimensions: Option<usize>,
+    #[serde(borrow)]
+    messages: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) input: Option<&'a RawValue>,
+}
+
+#[derive(Debug, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+impl<'a> Ask<'a> {
+    pub(super) fn parse(body: &'a [u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(body)
+    }
+
+    pub(super) fn streams(&self) -> bool {
+        self.stream == Some(true)
+    }
+
+    /// Whether a chat stream shall end with a chunk of usage.
+    pub(super) fn wants_usage(&self) -> bool {
+        self.stream_options.as_ref().and_then(|options| options.include_usage) == Some(true)
+    }
+
+    /// The most output tokens the request allows.
+    pub(super) fn limit(&self) -> Option<u64> {
+        self.max_completion_tokens.or(self.max_output_tokens).or(self.max_tokens)
+    }
+
+    /// Whether the conversation holds a tool's result. Looks for the three protocols' words without
+    /// taking the conversation apart; that a user says them is a risk a fake can take.
+    pub(super) fn has_tool_result(&self) -> bool {
+        let words = ["\"tool\"", "\"tool_result\"", "\"function_call_output\""];
+        [self.messages, self.input].into_iter().flatten().any(|conversation| {
+            let bytes = conversation.get().as_bytes();
+            words.iter().any(|word| memmem::find(bytes, word.as_bytes()).is_some())
+        })
+    }
+
+    /// The script of a model named `fake/SCRIPT`, over the provider's own; of any other, that.
+    pub(super) fn script(&self, default: &Script) -> Result<Script, script::Error> {
+        match self.model.as_deref().and_then(|model| model.strip_prefix(PREFIX)) {
+            Some(text) => default.overlay(text),
+            None => Ok(default.clone()),
+        }
+    }
+}
+
+/// A model name that begins so goes on as a script: names pass through any proxy unharmed.
+const PREFIX: &str = "fake/";

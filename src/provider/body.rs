@@ -1,0 +1,103 @@
+//! A response body that an async function writes, one frame after another.
+//!
+//! The function runs inside the body's own poll: no task, no channel, and it is dropped with the
+//! body when the client leaves.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Frame, SizeHint};
+
+/// A body that is being written.
+pub(super) struct Body {
+    author: Option<Author>,
+    page: Page,
+    /// A frame was just handed over; the connection shall write it before it gets another.
+    pause: bool,
+    length: Option<u64>,
+}
+
+/// Where an author puts frames.
+pub(super) struct Pen {
+    page: Page,
+}
+
+/// The answer ends here, and not in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("broken off, as the script says")]
+pub(super) struct Broken;
+
+type Author = Pin<Box<dyn Future<Output = Result<(), Broken>> + Send>>;
+type Page = Arc<Mutex<Option<Bytes>>>;
+
+impl Body {
+    /// A body that `write` writes; with a `length` it is not chunked.
+    pub(super) fn written<F>(length: Option<u64>, write: impl FnOnce(Pen) -> F) -> Self
+    where
+        F: Future<Output = Result<(), Broken>> + Send + 'static,
+    {
+        let page = Page::default();
+        let author = write(Pen { page: page.clone() });
+        Self { author: Some(Box::pin(author)), page, pause: false, length }
+    }
+
+    /// A body that is all there.
+    pub(super) fn full(bytes: Bytes) -> Self {
+        let length = Some(bytes.len() as u64);
+        Self { author: None, page: Arc::new(Mutex::new(Some(bytes))), pause: false, length }
+    }
+}
+
+impl Pen {
+    /// Hands a frame over, and returns when the connection asks for the next.
+    pub(super) async fn send(&self, frame: Bytes) {
+        self.leave(frame);
+        poll_fn(|_| if look(&self.page).is_some() { Poll::Pending } else { Poll::Ready(()) }).await;
+    }
+
+    /// Hands the last frame over; nobody may ask for another.
+    pub(super) fn leave(&self, frame: Bytes) {
+        *look(&self.page) = Some(frame).filter(|frame| !frame.is_empty());
+    }
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if std::mem::take(&mut self.pause) {
+            // hyper writes what it holds when a body has nothing more to give.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let ended = match &mut self.author {
+            Some(author) => author.as_mut().poll(cx),
+            None => Poll::Ready(Ok(())),
+        };
+        if ended.is_ready() {
+            self.author = None;
+        }
+        let frame = look(&self.page).take();
+        if let Some(frame) = frame {
+            self.pause = true;
+            return Poll::Ready(Some(Ok(Frame::data(frame))));
+        }
+        ended.map(|ended| ended.err().map(Err))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+/// The lock is held for a move only, so a poisoned one still holds a whole value.
+fn look(page: &Mutex<Option<Bytes>>) -> std::sync::MutexGuard<'_, Option<Bytes>> {
+    page.lock().unwrap_or_else(PoisonError::into_inner)
+}

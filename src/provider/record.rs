@@ -1,0 +1,288 @@
+//! What the provider saw: the last requests, how each ended, and the connections they came over.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use http::request::Parts;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::watch;
+
+/// Requests that are kept; older ones are only counted.
+pub const KEPT: usize = 256;
+/// Bodies up to this length are kept; of longer ones only the length.
+pub const KEPT_BODY: usize = 64 * 1024;
+
+/// The provider's memory. Shared with whoever asks what reached it.
+#[derive(Debug, Default)]
+pub struct Seen {
+    entries: Mutex<VecDeque<Arc<Entry>>>,
+    requests: AtomicU64,
+    connections: AtomicU64,
+    open: AtomicU64,
+    closing: AtomicBool,
+    changed: watch::Sender<()>,
+    file: Mutex<Option<File>>,
+}
+
+/// One request, as it was when it was asked for.
+#[derive(Clone, Debug, Serialize)]
+pub struct Request {
+    /// Counts from 1.
+    pub number: u64,
+    pub method: String,
+    /// Path and query as they came.
+    pub path: String,
+    pub version: String,
+    /// In the order they came, repeated names together; hyper writes names in lower case.
+    pub headers: Vec<(String, String)>,
+    pub body_bytes: u64,
+    /// The body as it came, where it is text of at most [`KEPT_BODY`] bytes.
+    #[serde(skip)]
+    pub text: Option<String>,
+    /// The same, where it is JSON.
+    pub body: Option<Value>,
+    /// What was answered; none before a response head, and none where there was to be none.
+    pub status: Option<u16>,
+    /// Content chunks handed to the connection so far.
+    pub sent: u64,
+    pub ended: Option<Ended>,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// All the script has was handed over, and the body ended in order.
+    Completed,
+    /// The script broke the connection.
+    Broken,
+    /// The client left first.
+    ClientLeft,
+    /// The provider was shut down.
+    ShutDown,
+}
+
+/// One request's place in the memory; what is not said before it is dropped never happened.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    seen: Arc<Seen>,
+    entry: Arc<Entry>,
+}
+
+/// Counts a connection as open until it is dropped.
+#[derive(Debug)]
+pub(super) struct Open(Arc<Seen>);
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    head: Parts,
+    sent: AtomicU64,
+    rest: Mutex<Rest>,
+}
+
+#[derive(Debug, Default)]
+struct Rest {
+    body: Bytes,
+    body_bytes: u64,
+    status: Option<u16>,
+    ended: Option<Ended>,
+}
+
+impl Seen {
+    /// The last [`KEPT`] requests, oldest first.
+    pub fn requests(&self) -> Vec<Request> {
+        let entries: Vec<_> = lock(&self.entries).iter().cloned().collect();
+        entries.iter().map(|entry| entry.request()).collect()
+    }
+
+    /// The newest request.
+    pub fn last(&self) -> Option<Request> {
+        let entry = lock(&self.entries).back().cloned();
+        entry.map(|entry| entry.request())
+    }
+
+    /// Requests since the start, or since [`Seen::clear`].
+    pub fn count(&self) -> u64 {
+        self.requests.load(Relaxed)
+    }
+
+    /// Connections accepted since the start, or since [`Seen::clear`].
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Relaxed)
+    }
+
+    /// Connections open now.
+    pub fn open(&self) -> u64 {
+        self.open.load(Relaxed)
+    }
+
+    /// Forgets the requests and the counts; answers under way end unrecorded.
+    pub fn clear(&self) {
+        lock(&self.entries).clear();
+        self.requests.store(0, Relaxed);
+        self.connections.store(0, Relaxed);
+        self.changed.send_replace(());
+    }
+
+    /// Waits until `holds`, asked again after each request, response head, end, and connection, but
+    /// not after each chunk.
+    pub async fn until(&self, mut holds: impl FnMut(&Self) -> bool) {
+        let mut changes = self.changed.subscribe();
+        while !holds(self) {
+            // It fails when the sender is gone, and `self` holds it.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// The counts and the last `limit` requests, for `GET /_seen`.
+    pub(super) fn summary(&self, limit: usize) -> Value {
+        let mut requests = self.requests();
+        requests.drain(..requests.len().saturating_sub(limit));
+        serde_json::json!({
+            "count": self.count(),
+            "connections": { "accepted": self.connections(), "open": self.open() },
+            "requests": requests,
+        })
+    }
+
+    /// Writes each request to `file` as a line of JSON when it has ended.
+    pub(super) fn write_to(&self, file: File) {
+        *lock(&self.file) = Some(file);
+    }
+
+    /// From here on, what is cut is cut by the provider.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Relaxed);
+    }
+
+    pub(super) fn connected(self: &Arc<Self>) -> Open {
+        self.connections.fetch_add(1, Relaxed);
+        self.open.fetch_add(1, Relaxed);
+        self.changed.send_replace(());
+        Open(self.clone())
+    }
+
+    pub(super) fn arrived(self: &Arc<Self>, head: Parts) -> Ticket {
+        let number = self.requests.fetch_add(1, Relaxed) + 1;
+        let entry =
+            Arc::new(Entry { number, head, sent: AtomicU64::new(0), rest: Mutex::default() });
+        {
+            let mut entries = lock(&self.entries);
+            if entries.len() == KEPT {
+                entries.pop_front();
+            }
+            entries.push_back(entry.clone());
+        }
+        self.changed.send_replace(());
+        Ticket { seen: self.clone(), entry }
+    }
+
+    /// One `write` per line, so that lines of concurrent answers do not mix.
+    fn write(&self, request: &Request) {
+        let mut file = lock(&self.file);
+        let Some(open) = file.as_mut() else { return };
+        let mut line = serde_json::to_vec(request).expect("a request has no map with other keys");
+        line.push(b'\n');
+        if let Err(error) = open.write_all(&line) {
+            tracing::warn!(%error, "recording stops: the file cannot be written");
+            *file = None;
+        }
+    }
+}
+
+impl Request {
+    /// The first value of a header; `name` in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(is, _)| is == name).map(|(_, value)| value.as_str())
+    }
+}
+
+impl Ticket {
+    pub(super) fn head(&self) -> &Parts {
+        &self.entry.head
+    }
+
+    pub(super) fn body(&self, body: &Bytes) {
+        let mut rest = lock(&self.entry.rest);
+        rest.body_bytes = body.len() as u64;
+        if body.len() <= KEPT_BODY {
+            rest.body = body.clone();
+        }
+    }
+
+    pub(super) fn status(&self, status: http::StatusCode) {
+        lock(&self.entry.rest).status = Some(status.as_u16());
+        self.seen.changed.send_replace(());
+    }
+
+    pub(super) fn sent(&self) {
+        self.entry.sent.fetch_add(1, Relaxed);
+    }
+
+    /// Says how it ended. Said once; what comes later is only the tidying up.
+    pub(super) fn end(&self, ended: Ended) {
+        {
+            let mut rest = lock(&self.entry.rest);
+            if rest.ended.is_some() {
+                return;
+            }
+            rest.ended = Some(ended);
+        }
+        self.seen.changed.send_replace(());
+        if lock(&self.seen.file).is_some() {
+            self.seen.write(&self.entry.request());
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let closing = self.seen.closing.load(Relaxed);
+        self.end(if closing { Ended::ShutDown } else { Ended::ClientLeft });
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+        self.0.changed.send_replace(());
+    }
+}
+
+impl Entry {
+    fn request(&self) -> Request {
+        let rest = lock(&self.rest);
+        let uri = &self.head.uri;
+        let text =
+            |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+        Request {
+            number: self.number,
+            method: self.head.method.to_string(),
+            path: uri.path_and_query().map_or_else(|| uri.to_string(), ToString::to_string),
+            version: format!("{:?}", self.head.version),
+            headers: self
+                .head
+                .headers
+                .iter()
+                .map(|(name, value)| (name.to_string(), text(value)))
+                .collect(),
+            body_bytes: rest.body_bytes,
+            text: std::str::from_utf8(&rest.body).ok().map(ToOwned::to_owned),
+            body: serde_json::from_slice(&rest.body).ok(),
+            status: rest.status,
+            sent: self.sent.load(Relaxed),
+            ended: rest.ended,
+        }
+    }
+}
+
+/// Locks are held for a few moves and a clone, so a poisoned one still holds whole values.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,230 @@
+//! The values a knob takes, and how each is read and written.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::IgnoredAny;
+
+/// A place in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// Before the response head.
+    Head,
+    /// After so many content chunks.
+    Chunk(u32),
+    /// After the last event, before the end of the HTTP body.
+    End,
+}
+
+/// A way to go wrong, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub trouble: Trouble,
+    pub at: Position,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// An error event; before the head, or where there is no stream, status 500.
+    Error,
+    /// The events stop; the HTTP body ends in order.
+    Truncate,
+    /// The connection closes in the middle of the HTTP body.
+    Close,
+    /// The connection is reset: RST instead of FIN.
+    Reset,
+    /// Bytes that are not HTTP, and a close.
+    Garbage,
+    /// Silence for ever.
+    Stall,
+}
+
+/// Where a stream reports its tokens. A unary answer reports, or does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Where the protocol has it.
+    Yes,
+    /// Nowhere.
+    None,
+    /// Chat: on the chunk with the finish reason, as some upstreams do.
+    Finish,
+    /// On every event that has room, with a wrong running count; the last one is true.
+    Every,
+}
+
+impl Position {
+    pub(super) fn read(text: &str) -> Result<Self, Unfit> {
+        match text {
+            "head" => Ok(Self::Head),
+            "end" => Ok(Self::End),
+            sent => number(sent).map(Self::Chunk),
+        }
+    }
+}
+
+impl Fault {
+    pub(super) fn read(text: &str) -> Result<Self, Unfit> {
+        let (trouble, at) = text.split_once('@').ok_or(Unfit)?;
+        Ok(Self { trouble: Trouble::read(trouble)?, at: Position::read(at)? })
+    }
+}
+
+impl Trouble {
+    const ALL: [Self; 6] =
+        [Self::Error, Self::Truncate, Self::Close, Self::Reset, Self::Garbage, Self::Stall];
+
+    fn read(text: &str) -> Result<Self, Unfit> {
+        Self::ALL.into_iter().find(|trouble| trouble.as_str() == text).ok_or(Unfit)
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Truncate => "truncate",
+            Self::Close => "close",
+            Self::Reset => "reset",
+            Self::Garbage => "garbage",
+            Self::Stall => "stall",
+        }
+    }
+}
+
+impl Report {
+    const ALL: [Self; 4] = [Self::Yes, Self::None, Self::Finish, Self::Every];
+
+    pub(super) fn read(text: &str) -> Result<Self, Unfit> {
+        Self::ALL.into_iter().find(|report| report.as_str() == text).ok_or(Unfit)
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::None => "none",
+            Self::Finish => "finish",
+            Self::Every => "every",
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Head => f.write_str("head"),
+            Self::Chunk(sent) => sent.fmt(f),
+            Self::End => f.write_str("end"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.trouble.as_str(), self.at)
+    }
+}
+
+/// The value is not one the knob takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unfit;
+
+/// `word` is nothing; all else must be read.
+pub(super) fn or_word<T>(
+    word: &str,
+    text: &str,
+    read: impl Fn(&str) -> Result<T, Unfit>,
+) -> Result<Option<T>, Unfit> {
+    if text == word { Ok(None) } else { read(text).map(Some) }
+}
+
+pub(super) fn show_or(word: &str, value: Option<impl ToString>) -> String {
+    value.map_or_else(|| word.to_owned(), |value| value.to_string())
+}
+
+pub(super) fn number<T: FromStr>(text: &str) -> Result<T, Unfit> {
+    text.parse().map_err(|_| Unfit)
+}
+
+pub(super) fn positive<T: Default + PartialEq>(number: T) -> Result<T, Unfit> {
+    if number == T::default() { Err(Unfit) } else { Ok(number) }
+}
+
+/// `64`, `64KiB`, `64MiB`; at most 1 GiB, so that a slip of the finger does not fill the memory.
+pub(super) fn bytes(text: &str) -> Result<u64, Unfit> {
+    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+    let (digits, unit) = units
+        .iter()
+        .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
+        .unwrap_or((text, 1));
+    let bytes = number::<u64>(digits)?.checked_mul(unit).ok_or(Unfit)?;
+    if bytes <= 1 << 30 { Ok(bytes) } else { Err(Unfit) }
+}
+
+/// `20ms`, `1m 30s`; at most a day, so that a deadline made of it can be represented.
+pub(super) fn time(text: &str) -> Result<Duration, Unfit> {
+    let time = humantime::parse_duration(text).map_err(|_| Unfit)?;
+    if time <= Duration::from_hours(24) { Ok(time) } else { Err(Unfit) }
+}
+
+pub(super) fn yes(text: &str) -> Result<bool, Unfit> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(Unfit),
+    }
+}
+
+pub(super) fn status(text: &str) -> Result<u16, Unfit> {
+    match number(text)? {
+        status @ (200 | 400..=599) => Ok(status),
+        _ => Err(Unfit),
+    }
+}
+
+/// Text that is not empty, percent-escapes undone.
+pub(super) fn words(text: &str) -> Result<String, Unfit> {
+    unescape(text).filter(|text| !text.is_empty()).ok_or(Unfit)
+}
+
+/// A JSON document, percent-escapes undone.
+pub(super) fn json(text: &str) -> Result<String, Unfit> {
+    let json = unescape(text).ok_or(Unfit)?;
+    serde_json::from_str::<IgnoredAny>(&json).map(|_| json).map_err(|_| Unfit)
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        if *first == b'%' {
+            let code = std::str::from_utf8(after.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(code, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Escapes what would end the value, and what would not survive a header or a terminal.
+pub(super) fn escape(text: &str) -> String {
+    let kept = text.trim_end().len();
+    let mut escaped = String::with_capacity(text.len());
+    for (i, c) in text.char_indices() {
+        if i < kept && !matches!(c, ',' | ';' | '%') && !c.is_ascii_control() {
+            escaped.push(c);
+        } else {
+            let mut utf8 = [0; 4];
+            for byte in c.encode_utf8(&mut utf8).bytes() {
+                escaped.extend(['%', hex(byte >> 4), hex(byte & 15)]);
+            }
+        }
+    }
+    escaped
+}
+
+fn hex(digit: u8) -> char {
+    char::from_digit(digit.into(), 16).expect("half a byte is a digit")
+}

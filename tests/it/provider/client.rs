@@ -1,0 +1,127 @@
+//! A client that hides nothing: it shows the bytes, the framing and how the connection ended.
+
+use std::io;
+use std::net::SocketAddr;
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// All that came back on a connection, to its end.
+#[derive(Debug)]
+pub(super) struct Reply {
+    /// Status line and headers, as they came.
+    pub(super) head: String,
+    /// The body's HTTP chunks, or the body in one.
+    pub(super) chunks: Vec<Vec<u8>>,
+    /// Whether the body ended as HTTP says.
+    pub(super) whole: bool,
+    /// What came where a chunk should have begun.
+    pub(super) garbage: Vec<u8>,
+    /// How the connection ended, where it was not a FIN.
+    pub(super) error: Option<io::ErrorKind>,
+}
+
+impl Reply {
+    pub(super) fn status(&self) -> u16 {
+        self.head.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        let headers = self.head.lines().skip(1).filter_map(|line| line.split_once(": "));
+        headers.into_iter().find(|(is, _)| *is == name).map(|(_, value)| value)
+    }
+
+    pub(super) fn text(&self) -> String {
+        String::from_utf8(self.chunks.concat()).unwrap()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_str(&self.text()).unwrap()
+    }
+
+    /// The data of each event, `[DONE]` left out.
+    pub(super) fn events(&self) -> Vec<Value> {
+        let text = self.text();
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.filter(|data| *data != "[DONE]")
+            .map(|data| serde_json::from_str(data).unwrap())
+            .collect()
+    }
+}
+
+/// Sends a request of its own connection and reads to the end.
+pub(super) async fn post(addr: SocketAddr, path: &str, body: &Value) -> Reply {
+    let mut stream = connect(addr, path, body).await;
+    read(&mut stream).await
+}
+
+/// Sends a request and reads nothing yet.
+pub(super) async fn connect(addr: SocketAddr, path: &str, body: &Value) -> TcpStream {
+    let body = body.to_string();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: fake\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    send(addr, &(head + &body)).await
+}
+
+pub(super) async fn get(addr: SocketAddr, path: &str) -> Reply {
+    plain(addr, "GET", path, "").await
+}
+
+/// A request without a body; `headers` end in `\r\n` each.
+pub(super) async fn plain(addr: SocketAddr, method: &str, path: &str, headers: &str) -> Reply {
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: fake\r\nconnection: close\r\n");
+    let mut stream = send(addr, &format!("{head}{headers}\r\n")).await;
+    read(&mut stream).await
+}
+
+pub(super) async fn send(addr: SocketAddr, bytes: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    stream.write_all(bytes.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Reads until `mark` has come; what has come with it is returned too.
+pub(super) async fn read_until(stream: &mut TcpStream, mark: &str) -> String {
+    let mut text = String::new();
+    let mut buffer = vec![0; 4096];
+    while !text.contains(mark) {
+        let read = stream.read(&mut buffer).await.unwrap();
+        assert!(read > 0, "ended before `{mark}`: {text}");
+        text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+    }
+    text
+}
+
+/// Reads to the end of the connection.
+pub(super) async fn read(stream: &mut TcpStream) -> Reply {
+    let mut bytes = Vec::new();
+    let error = stream.read_to_end(&mut bytes).await.err().map(|error| error.kind());
+    let end = bytes.windows(4).position(|end| end == b"\r\n\r\n").map_or(0, |at| at + 4);
+    let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    let mut reply = Reply { head, chunks: Vec::new(), whole: false, garbage: Vec::new(), error };
+    if let Some(length) = reply.header("content-length") {
+        reply.whole = length.parse() == Ok(bytes.len() - end);
+        reply.chunks.push(bytes[end..].to_vec());
+    } else {
+        dechunk(&bytes[end..], &mut reply);
+    }
+    reply
+}
+
+fn dechunk(mut rest: &[u8], reply: &mut Reply) {
+    while let Some(line) = rest.windows(2).position(|end| end == b"\r\n") {
+        let size = std::str::from_utf8(&rest[..line]).ok();
+        let Some(size) = size.and_then(|size| usize::from_str_radix(size, 16).ok()) else { break };
+        let Some(chunk) = rest.get(line + 2..line + 2 + size) else { break };
+        rest = rest.get(line + 4 + size..).unwrap_or_default();
+        if size == 0 {
+            reply.whole = rest.is_empty();
+            return;
+        }
+        reply.chunks.push(chunk.to_vec());
+    }
+    reply.garbage = rest.to_vec();
+}
