@@ -1,6 +1,7 @@
 //! The command line: what can be asked for, and one short file for each command.
 
 pub mod audit;
+pub mod demo;
 pub mod health;
 pub mod provider;
 pub mod proxy;
@@ -30,6 +31,7 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(proxy::command())
+        .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
         .subcommand(health::Args::augment_args(
             Command::new("health").about("Ask a served socket whether it answers"),
         ))
@@ -45,6 +47,7 @@ pub fn command() -> Command {
 fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match matches.subcommand() {
         Some(("proxy", matches)) => proxy::run(matches),
+        Some(("demo", _)) => demo::run(out),
         Some(("health", matches)) => health::run(&health::Args::from_arg_matches(matches)?),
         Some(("provider", matches)) => {
             provider::run(provider::Args::from_arg_matches(matches)?, out)

@@ -1,6 +1,7 @@
 //! The one integration-test binary: real sockets, real files, real processes.
 #![expect(clippy::unwrap_used, reason = "test support is not production code")]
 
+mod gateway;
 mod provider;
 mod support;
 mod tidy;

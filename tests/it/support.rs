@@ -1,3 +1,5 @@
 //! What the tests of several rooms share.
 
+pub(crate) mod app;
+pub(crate) mod client;
 pub(crate) mod provider;

@@ -96,9 +96,7 @@ impl Decoder {
             (State::PayloadCr, b'\r') => Ok(State::PayloadLf),
             (State::PayloadLf, b'\n') => Ok(State::default()),
             (State::TrailerStart, b'\r') => Ok(State::End),
-            (State::SizeEnd { size: 0 }, b'\n') | (State::Trailer, b'\n') => {
-                Ok(State::TrailerStart)
-            }
+            (State::SizeEnd { size: 0 } | State::Trailer, b'\n') => Ok(State::TrailerStart),
             (State::TrailerStart | State::Trailer, _) => Ok(State::Trailer),
             (State::End, b'\n') => Ok(State::Complete),
             _ => Err("chunk is not followed by a line end"),

@@ -1,0 +1,213 @@
+//! `cogni-gateway demo`: the whole loop in one process, with nothing else installed.
+//!
+//! A fake provider and a gateway start in a temporary directory; an agent's client calls through the
+//! run's socket; what the agent saw stands beside what the upstream saw.
+
+mod client;
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::audit;
+use crate::app::App;
+use crate::base::secret::Secret;
+use crate::config::Config;
+use crate::gateway::access_log::Destination;
+use crate::provider::{Provider, Script, Seen};
+use client::{Answer, Client};
+
+/// Runs the demo and cleans up after it.
+pub fn run(out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let directory = Directory::new()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(show(&directory.0, out))?;
+    let log = directory.0.join(AUDIT_LOG);
+    heading(out, "The audit log, one record a line")?;
+    audit::run(&audit::Command::Show { file: log.clone() }, out)?;
+    heading(out, "The chain, verified")?;
+    audit::run(&audit::Command::Verify { file: log, public_key: None }, out)
+}
+
+async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+    let provider =
+        Provider::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), Script::default()).await?;
+    let (upstream, seen) = (provider.addr(), provider.seen());
+    let app = App::build(configuration(directory, upstream)?)?;
+    let stop = CancellationToken::new();
+    writeln!(
+        out,
+        "A provider listens on {upstream}; the gateway, on a unix socket, is the agent's only way to it."
+    )?;
+    writeln!(out, "The run may take {TURNS} turns. The agent holds no key.")?;
+    let agent = Agent { socket: app.socket().to_path_buf(), seen };
+    let story = async {
+        let told = tell(&agent, out).await;
+        stop.cancel();
+        told
+    };
+    let (served, (), told) =
+        tokio::join!(app.serve(stop.clone()), provider.serve(stop.clone()), story);
+    told.and(served)
+}
+
+async fn tell(agent: &Agent, out: &mut impl Write) -> anyhow::Result<()> {
+    heading(out, "1. A call")?;
+    let answer = agent
+        .call(&json!({"model": "demo", "messages": [{"role": "user", "content": "hello"}]}), &[])
+        .await?;
+    let text = answer.json()["choices"][0]["message"]["content"].clone();
+    writeln!(out, "  agent saw      {} {text}", answer.status)?;
+    writeln!(
+        out,
+        "  upstream saw   {}",
+        agent.upstream_saw(&["authorization", "x-litellm-end-user-id"])
+    )?;
+
+    heading(out, "2. A stream; each frame is passed on when it arrives")?;
+    let answer = agent
+        .call(&json!({"model": "demo/interval=40ms", "stream": true, "messages": []}), &[])
+        .await?;
+    for (after, frame) in &answer.frames {
+        writeln!(out, "  {:>4} ms  {}", after.as_millis(), excerpt(frame))?;
+    }
+    writeln!(
+        out,
+        "  upstream saw   \"stream_options\": {}",
+        agent.upstream_body("stream_options")
+    )?;
+    writeln!(
+        out,
+        "  agent saw      {}",
+        if answer.text().contains("\"usage\":{") {
+            "a usage chunk"
+        } else {
+            "no usage chunk, since it asked for none"
+        }
+    )?;
+
+    heading(out, "3. A liar, who says it is someone else")?;
+    let answer = agent.call(&json!({"model": "demo", "messages": []}), LIES).await?;
+    writeln!(out, "  {:<32} {:<24} upstream saw", "header", "agent sent")?;
+    for (name, value) in LIES {
+        writeln!(out, "  {name:<32} {value:<24} {}", agent.upstream_header(name))?;
+    }
+    writeln!(
+        out,
+        "  agent saw      {}, and no header of LiteLLM's but x-litellm-call-id: {}",
+        answer.status,
+        answer.litellm_headers()
+    )?;
+
+    heading(out, "4. Where there is nothing to see")?;
+    for path in ["/key/list", "/v1/mcp/server", "/v1/%6dodels", "/v1/chat/../models"] {
+        let answer = agent.client().get(path).await?;
+        writeln!(out, "  GET {path:<24} {} {}", answer.status, answer.text())?;
+    }
+
+    heading(out, "5. One call too many")?;
+    let answer = agent.call(&json!({"model": "demo", "messages": []}), &[]).await?;
+    writeln!(out, "  agent saw      {} {}", answer.status, answer.text())?;
+    writeln!(out, "  upstream saw   nothing: {} calls reached it", agent.seen.count())?;
+    Ok(())
+}
+
+/// The untrusted side: a client on the run's socket, and what came of its calls at the other end.
+struct Agent {
+    socket: PathBuf,
+    seen: Arc<Seen>,
+}
+
+impl Agent {
+    fn client(&self) -> Client<'_> {
+        Client { socket: &self.socket }
+    }
+
+    async fn call(&self, body: &Value, headers: &[(&str, &str)]) -> anyhow::Result<Answer> {
+        self.client().post("/v1/chat/completions", body, headers).await
+    }
+
+    fn upstream_saw(&self, names: &[&str]) -> String {
+        let shown: Vec<_> =
+            names.iter().map(|name| format!("{name}: {}", self.upstream_header(name))).collect();
+        shown.join(", ")
+    }
+
+    fn upstream_header(&self, name: &str) -> String {
+        let request = self.seen.last();
+        request.as_ref().and_then(|request| request.header(name)).unwrap_or("nothing").to_owned()
+    }
+
+    fn upstream_body(&self, key: &str) -> Value {
+        self.seen
+            .last()
+            .and_then(|request| request.body)
+            .map_or(Value::Null, |body| body[key].clone())
+    }
+}
+
+/// A temporary directory, removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> anyhow::Result<Self> {
+        let path = std::env::temp_dir().join(format!("cogni-gateway-demo-{}", std::process::id()));
+        std::fs::create_dir(&path)
+            .with_context(|| format!("cannot create `{}`", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn configuration(directory: &Path, upstream: SocketAddr) -> anyhow::Result<Config> {
+    let mut config = Config::default();
+    "demo-run".clone_into(&mut config.identity.run);
+    "acct-demo".clone_into(&mut config.identity.account);
+    config.listen.socket_path = directory.join("llm.sock");
+    config.upstream.url = upstream.to_string().parse()?;
+    config.upstream.api_key = Secret::new("sk-real-key");
+    config.budget.max_turns = Some(TURNS);
+    config.audit.path = Some(directory.join(AUDIT_LOG));
+    config.access_log = Destination::Off;
+    config.check()?;
+    Ok(config)
+}
+
+fn heading(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
+    Ok(writeln!(out, "\n{text}")?)
+}
+
+/// The first line of a frame, shortened.
+fn excerpt(frame: &str) -> String {
+    let line = frame.lines().next().unwrap_or_default();
+    if line.chars().count() <= EXCERPT {
+        line.to_owned()
+    } else {
+        line.chars().take(EXCERPT).chain(['…']).collect()
+    }
+}
+
+const LIES: &[(&str, &str)] = &[
+    ("authorization", "Bearer stolen"),
+    ("x-litellm-end-user-id", "someone-else"),
+    ("x-litellm-customer-id", "someone-else"),
+    ("x-litellm-api-key", "sk-attacker"),
+    ("x-litellm-spend-logs-metadata", "{\"run_id\":\"other\"}"),
+    ("x-litellm-tags", "free-of-charge"),
+    ("user-agent", "definitely-not-an-agent"),
+];
+
+const TURNS: u64 = 3;
+const AUDIT_LOG: &str = "audit.jsonl";
+const EXCERPT: usize = 110;

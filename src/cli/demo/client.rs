@@ -1,0 +1,86 @@
+//! A client as an agent has it: plain HTTP on the run's socket.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::UnixStream;
+
+pub(super) struct Client<'a> {
+    pub(super) socket: &'a Path,
+}
+
+/// An answer, and when each frame of it came.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) frames: Vec<(Duration, String)>,
+}
+
+impl Client<'_> {
+    pub(super) async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+        self.send(Request::get(path).body(Full::default())?).await
+    }
+
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> anyhow::Result<Answer> {
+        let mut request = Request::post(path).header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.send(request.body(Full::from(body.to_string()))?).await
+    }
+
+    /// One request on a connection of its own, which is polled beside it.
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
+        request.headers_mut().insert("host", http::HeaderValue::from_static("localhost"));
+        let socket =
+            UnixStream::connect(self.socket).await.context("the run's socket does not answer")?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+        let started = Instant::now();
+        let exchange = async {
+            let mut response = sender.send_request(request).await?;
+            let mut frames = vec![];
+            while let Some(frame) = response.frame().await {
+                if let Ok(data) = frame?.into_data() {
+                    frames.push((started.elapsed(), String::from_utf8_lossy(&data).into_owned()));
+                }
+            }
+            let (head, _) = response.into_parts();
+            drop(sender);
+            Ok(Answer { status: head.status, headers: head.headers, frames })
+        };
+        let (answer, connection) = tokio::join!(exchange, connection);
+        let answer: anyhow::Result<Answer> = answer;
+        connection.context("the connection broke")?;
+        answer
+    }
+}
+
+impl Answer {
+    pub(super) fn text(&self) -> String {
+        self.frames.iter().map(|(_, frame)| frame.as_str()).collect()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_str(&self.text()).unwrap_or_default()
+    }
+
+    pub(super) fn litellm_headers(&self) -> String {
+        let names = self.headers.keys().map(http::HeaderName::as_str);
+        let names: Vec<_> = names
+            .filter(|name| name.starts_with("x-litellm") || name.starts_with("llm_provider"))
+            .collect();
+        names.join(", ")
+    }
+}

@@ -1,0 +1,4 @@
+//! The data plane, from socket to socket.
+
+mod headers;
+mod stream;

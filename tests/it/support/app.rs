@@ -1,0 +1,112 @@
+//! A gateway as the binary builds it, in front of a fake provider, in a directory of its own.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use cogni_gateway::app::App;
+use cogni_gateway::audit::verify;
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::config::Config;
+use cogni_gateway::gateway::access_log::Destination;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::client::Client;
+use super::provider;
+
+/// A served run. Dropping it stops everything; [`TestApp::stop`] also checks what it leaves.
+pub(crate) struct TestApp {
+    pub(crate) upstream: provider::Running,
+    pub(crate) socket: PathBuf,
+    pub(crate) metrics: Option<SocketAddr>,
+    stop: CancellationToken,
+    served: JoinHandle<anyhow::Result<()>>,
+    directory: TempDir,
+}
+
+impl TestApp {
+    pub(crate) async fn start() -> Self {
+        Self::with(|_| ()).await
+    }
+
+    /// Starts with a configuration that differs from the ordinary one.
+    pub(crate) async fn with(configure: impl FnOnce(&mut Config)) -> Self {
+        let upstream = provider::start("").await;
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = configuration(directory.path(), upstream.addr);
+        configure(&mut config);
+        let app = App::build(config).unwrap();
+        let (socket, metrics) = (app.socket().to_path_buf(), app.metrics_address());
+        let stop = CancellationToken::new();
+        let served = tokio::spawn(app.serve(stop.clone()));
+        Self { upstream, socket, metrics, stop, served, directory }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.socket)
+    }
+
+    pub(crate) fn audit_log(&self) -> PathBuf {
+        self.directory.path().join("audit.jsonl")
+    }
+
+    pub(crate) fn access_log(&self) -> PathBuf {
+        self.directory.path().join("access.log")
+    }
+
+    /// The audit records so far, those that are only buffered left out.
+    pub(crate) fn records(&self) -> Vec<Value> {
+        records(&self.audit_log())
+    }
+
+    /// Waits until an event was recorded `times` times, and returns those records.
+    pub(crate) async fn recorded(&self, event: &str, times: usize) -> Vec<Value> {
+        loop {
+            let found: Vec<_> =
+                self.records().into_iter().filter(|record| record["event"] == event).collect();
+            if found.len() >= times {
+                return found;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Begins to shut down, without waiting.
+    pub(crate) fn begin_stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Shuts down in order, checks that the audit log proves itself and that the socket is gone, and
+    /// returns all records.
+    pub(crate) async fn stop(self) -> Vec<Value> {
+        self.stop.cancel();
+        self.served.await.unwrap().unwrap();
+        assert!(!self.socket.exists(), "the socket is left behind");
+        let log = self.directory.path().join("audit.jsonl");
+        let report = verify::verify(&log, None).unwrap();
+        assert!(report.finished, "the audit log does not end in order");
+        assert_eq!(report.open, 0, "a call was admitted and never settled");
+        records(&log)
+    }
+}
+
+/// A run `run-1` of account `acct-1` against `upstream`, with all its files in one directory.
+pub(crate) fn configuration(directory: &Path, upstream: SocketAddr) -> Config {
+    let mut config = Config::default();
+    "run-1".clone_into(&mut config.identity.run);
+    "acct-1".clone_into(&mut config.identity.account);
+    config.listen.socket_path = directory.join("llm.sock");
+    config.upstream.url = upstream.to_string().parse().unwrap();
+    config.upstream.api_key = Secret::new("sk-real");
+    config.audit.path = Some(directory.join("audit.jsonl"));
+    config.access_log = Destination::File(directory.join("access.log"));
+    config
+}
+
+fn records(log: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(log).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}

@@ -1,0 +1,147 @@
+//! Clients on a run's socket: an ordinary one, and one that sends whatever bytes a test wants.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+/// Makes each request on a connection of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    socket: PathBuf,
+}
+
+/// A response that was read to its end.
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// A response that is still coming.
+pub(crate) struct Stream {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    body: Incoming,
+}
+
+impl Client {
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        self.send(request(Method::GET, path, &[]).body(Full::default()).unwrap()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
+        self.post_with(path, body, &[]).await
+    }
+
+    pub(crate) async fn post_with(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> Response {
+        self.open_with(path, body, headers).await.finish().await.unwrap()
+    }
+
+    /// Sends and returns at the head of the response.
+    pub(crate) async fn open(&self, path: &str, body: &Value) -> Stream {
+        self.open_with(path, body, &[]).await
+    }
+
+    pub(crate) async fn open_with(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> Stream {
+        let request =
+            request(Method::POST, path, headers).header("content-type", "application/json");
+        self.start(request.body(Full::from(body.to_string())).unwrap()).await.unwrap()
+    }
+
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response {
+        self.start(request).await.unwrap().finish().await.unwrap()
+    }
+
+    /// Like [`Client::open`], where the connection may break before there is a response.
+    pub(crate) async fn start(&self, request: Request<Full<Bytes>>) -> hyper::Result<Stream> {
+        let socket = UnixStream::connect(&self.socket).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+        tokio::spawn(connection);
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        Ok(Stream { status: head.status, headers: head.headers, body })
+    }
+
+    /// Sends bytes as they are, and returns all that comes back until the gateway closes.
+    pub(crate) async fn raw(&self, bytes: &[u8]) -> String {
+        let mut socket = UnixStream::connect(&self.socket).await.unwrap();
+        // The gateway may answer and close before it has read everything.
+        let _ = socket.write_all(bytes).await;
+        let mut answer = vec![];
+        let _ = socket.read_to_end(&mut answer).await;
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    pub(crate) async fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.socket).await.unwrap()
+    }
+}
+
+impl Response {
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+}
+
+impl Stream {
+    /// The next frame; `None` at an orderly end.
+    pub(crate) async fn frame(&mut self) -> hyper::Result<Option<Bytes>> {
+        match self.body.frame().await {
+            Some(frame) => Ok(Some(frame?.into_data().unwrap())),
+            None => Ok(None),
+        }
+    }
+
+    /// Reads the rest.
+    pub(crate) async fn finish(self) -> hyper::Result<Response> {
+        let body = self.body.collect().await?.to_bytes();
+        Ok(Response { status: self.status, headers: self.headers, body })
+    }
+
+    /// Reads until the response ends or breaks, and says what came and whether it ended in order.
+    pub(crate) async fn rest(mut self) -> (String, bool) {
+        let mut text = String::new();
+        loop {
+            match self.frame().await {
+                Ok(Some(frame)) => text.push_str(&String::from_utf8_lossy(&frame)),
+                Ok(None) => return (text, true),
+                Err(_broken) => return (text, false),
+            }
+        }
+    }
+}
+
+fn request(method: Method, path: &str, headers: &[(&str, &str)]) -> http::request::Builder {
+    let request = Request::builder().method(method).uri(path).header("host", "localhost");
+    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))
+}
