@@ -150,6 +150,6 @@ mod tests {
     #[test]
     fn a_wrong_key_is_described_and_not_repeated() {
         let error = PublicKey::parse("hunter2").unwrap_err();
-        insta::assert_snapshot!(error, @"");
+        insta::assert_snapshot!(error, @"the public key has 7 characters; it must be 32 bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes a signing key)");
     }
 }

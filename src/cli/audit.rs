@@ -99,7 +99,7 @@ fn write_report(report: &Report, pinned: bool, out: &mut impl Write) -> io::Resu
     }
     writeln!(out, "refusals    {refused}")?;
     writeln!(out, "spent       {}", Words(*spent))?;
-    writeln!(out, "signatures  {}", Signed { report, pinned })?;
+    writeln!(out, "checkpoints {}", Signed { report, pinned })?;
     let end =
         if report.finished { "in order" } else { "not recorded; later records may be missing" };
     writeln!(out, "end         {end}")
@@ -115,14 +115,10 @@ impl Display for Signed<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let signatures = &self.report.signatures;
         let (Some(last), Some(key)) = (signatures.last, signatures.key) else {
-            return f.write_str("none yet");
+            return f.write_str("0, so nothing is signed yet");
         };
         let Report { records, .. } = self.report;
-        write!(
-            f,
-            "{} checkpoints, the last is record {last} of {records}",
-            signatures.checkpoints
-        )?;
+        write!(f, "{}, the last is record {last} of {records}", signatures.checkpoints)?;
         if signatures.foreign > 0 {
             write!(f, "; {} more by other keys", signatures.foreign)?;
         }
@@ -175,7 +171,7 @@ impl Display for What<'_> {
             Event::Settled(settlement) => write_settlement(settlement, f),
             Event::Refused(refusal) => write_refusal(refusal, f),
             Event::Finished(finished) => write!(f, "spent {}", Words(finished.spent)),
-            Event::Checkpoint(checkpoint) => write!(f, "signed, {}", Plain(&checkpoint.public_key)),
+            Event::Checkpoint(checkpoint) => write!(f, "by {}", Plain(&checkpoint.public_key)),
             Event::Repaired(repair) => {
                 let kept_in = Plain(&repair.kept_in);
                 write!(f, "{} bytes of a torn line moved to {kept_in}", repair.torn_bytes)
@@ -193,7 +189,10 @@ fn write_session(session: &Session, f: &mut Formatter<'_>) -> fmt::Result {
 }
 
 fn write_settlement(settlement: &Settlement, f: &mut Formatter<'_>) -> fmt::Result {
-    write!(f, "{} {}", settlement.outcome.as_str(), settlement.status)?;
+    f.write_str(settlement.outcome.as_str())?;
+    if settlement.status > 0 {
+        write!(f, " {}", settlement.status)?;
+    }
     if let Some(code) = &settlement.code {
         write!(f, " {}", Plain(code))?;
     }
@@ -204,7 +203,7 @@ fn write_settlement(settlement: &Settlement, f: &mut Formatter<'_>) -> fmt::Resu
 
 fn write_refusal(refusal: &Refusal, f: &mut Formatter<'_>) -> fmt::Result {
     write!(f, "{} {}", Plain(&refusal.code), refusal.status)?;
-    if let Some(route) = &refusal.route {
+    if let Some(route) = refusal.route.as_deref().filter(|route| *route != "-") {
         write!(f, "; {} {}", Plain(route), Plain(refusal.model.as_deref().unwrap_or("-")))?;
     }
     if refusal.repeats > 1 {

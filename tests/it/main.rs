@@ -1,6 +1,7 @@
 //! The one integration-test binary: real sockets, real files, real processes.
-#![expect(clippy::unwrap_used, reason = "test support is not production code")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "test support is not production code")]
 
+mod audit;
 mod gateway;
 mod provider;
 mod support;

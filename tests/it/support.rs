@@ -1,5 +1,7 @@
 //! What the tests of several rooms share.
 
+pub(crate) mod allocations;
 pub(crate) mod app;
 pub(crate) mod client;
+pub(crate) mod disk;
 pub(crate) mod provider;

@@ -1,0 +1,163 @@
+//! What the log costs a request: its admission and its settlement, and the text alone.
+#![expect(clippy::unwrap_used, reason = "a bench has nobody to report to")]
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use cogni_gateway::audit::chain::{Chain, Head};
+use cogni_gateway::audit::record::{Admitted, Outcome, Settled, Started};
+use cogni_gateway::audit::{Config, Durability, Log};
+use cogni_gateway::budget::{Amount, Source, Tokens, Usage};
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+
+fn call(c: &mut Criterion) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, durability) in [("os", Durability::Os), ("group", Durability::Group)] {
+        let path = Some(folder.path().join(name));
+        let config = Config { path, durability, ..Config::default() };
+        let (log, _) = Log::open(&config, &started()).unwrap();
+        c.bench_function(&format!("audit/call_{name}"), |b| {
+            b.iter(|| {
+                at_once(log.admitted(&admitted())).unwrap();
+                log.settled(&settled());
+            });
+        });
+    }
+}
+
+/// An admission that waits for the disk, alone: no other shares its sync.
+fn fsync(c: &mut Criterion) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Some(folder.path().join("fsync"));
+    let config = Config { path, durability: Durability::Fsync, ..Config::default() };
+    let (log, _) = Log::open(&config, &started()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut group = c.benchmark_group("audit");
+    group.sample_size(20);
+    group.bench_function("call_fsync", |b| {
+        b.iter(|| {
+            runtime.block_on(log.admitted(&admitted())).unwrap();
+            log.settled(&settled());
+        });
+    });
+}
+
+/// The parts: chaining the two records, and one `write` of as many bytes.
+fn parts(c: &mut Criterion) {
+    let head = Head { time: b"2026-11-21T23:10:33.125Z", run: "\"0197a1b2-c3d4\"" };
+    let mut chain = Chain::START;
+    let mut lines = Vec::with_capacity(4096);
+    c.bench_function("audit/chain_two_records", |b| {
+        b.iter(|| {
+            lines.clear();
+            chain.append(&mut lines, head, black_box(&admitted()));
+            chain.append(&mut lines, head, black_box(&settled()));
+            black_box(lines.len())
+        });
+    });
+    c.bench_function("audit/serialize_two_records", |b| {
+        b.iter(|| {
+            lines.clear();
+            serde_json::to_writer(&mut lines, black_box(&admitted())).unwrap();
+            serde_json::to_writer(&mut lines, black_box(&settled())).unwrap();
+            black_box(lines.len())
+        });
+    });
+    chain.append(&mut lines, head, &admitted());
+    let mut file = tempfile::tempfile().unwrap();
+    c.bench_function("audit/write_alone", |b| {
+        b.iter(|| file.write_all(black_box(&lines)));
+    });
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    c.bench_function("audit/empty_system_call", |b| {
+        b.iter(|| (&null).write(black_box(b"x")));
+    });
+}
+
+/// What inline writing avoids: a record handed to a writer thread that answers when it is written.
+fn hand_over(c: &mut Criterion) {
+    let (records, inbox) = std::sync::mpsc::sync_channel::<(
+        Vec<u8>,
+        tokio::sync::oneshot::Sender<io::Result<()>>,
+    )>(64);
+    let mut file = tempfile::tempfile().unwrap();
+    let writer = std::thread::spawn(move || {
+        for (record, done) in inbox {
+            let _ = done.send(file.write_all(&record));
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let record = vec![b'x'; 950];
+    c.bench_function("audit/hand_over_to_a_thread", |b| {
+        b.iter_batched(
+            || record.clone(),
+            |record| {
+                let (done, written) = tokio::sync::oneshot::channel();
+                records.send((record, done)).unwrap();
+                runtime.block_on(written).unwrap().unwrap();
+            },
+            BatchSize::SmallInput,
+        );
+    });
+    drop(records);
+    writer.join().unwrap();
+}
+
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => unreachable!("only fsync waits"),
+    }
+}
+
+fn started() -> Started {
+    Started {
+        run: "0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b".into(),
+        attempt: "1".into(),
+        account: "acct-1".into(),
+        version: "0.1.0".into(),
+        policy: "9f86d081884c7d65".into(),
+    }
+}
+
+fn admitted() -> Admitted<'static> {
+    Admitted {
+        request: REQUEST,
+        route: "chat_completions",
+        model: Some("claude-sonnet-4-5"),
+        stream: true,
+        request_bytes: 2048,
+        reserved: Amount { turns: 1, input: Tokens(612), output: Tokens(4096) },
+    }
+}
+
+fn settled() -> Settled<'static> {
+    let usage = Usage {
+        input: Tokens(598),
+        output: Tokens(244),
+        source: Source::Provider,
+        ..Usage::default()
+    };
+    Settled {
+        request: REQUEST,
+        outcome: Outcome::Completed,
+        status: 200,
+        code: None,
+        usage,
+        charged: Amount { turns: 1, input: usage.input, output: usage.output },
+        response_bytes: 48_211,
+        frames: 245,
+        litellm_call_id: Some(REQUEST),
+        litellm_response_cost: Some("0.0054540000000000005"),
+        first_byte_ms: Some(311.52),
+        duration_ms: 4812.913,
+    }
+}
+
+const REQUEST: &str = "0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5c";
+
+criterion_group!(benches, call, fsync, parts, hand_over);
+criterion_main!(benches);

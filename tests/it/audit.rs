@@ -1,0 +1,162 @@
+//! G11: the audit log proves itself, survives what can happen to it, and refuses what it cannot record.
+
+mod chain;
+mod command;
+mod crash;
+mod faults;
+mod writing;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::LazyLock;
+use std::task::{Context, Poll, Waker};
+
+use cogni_gateway::audit::read::{Broken, Entry, Error, Reader};
+use cogni_gateway::audit::record::{Admitted, Finished, Outcome, Refused, Settled, Started};
+use cogni_gateway::audit::verify::{self, Report};
+use cogni_gateway::audit::{Config, Log, Recovered};
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::budget::{Amount, Source, Tokens, Usage};
+use tempfile::TempDir;
+
+/// A folder with room for one log.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("audit.jsonl")
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        fs::read(self.log()).unwrap()
+    }
+
+    fn open(&self) -> (Log, Recovered) {
+        Log::open(&config(&self.log()), &started()).unwrap()
+    }
+
+    fn verify(&self) -> Report {
+        verify::verify(&self.log(), None).unwrap()
+    }
+
+    /// Every record, each of them proved.
+    fn entries(&self) -> Vec<Entry> {
+        let bytes = self.bytes();
+        let mut reader = Reader::new(&*bytes);
+        std::iter::from_fn(|| reader.entry().unwrap()).collect()
+    }
+}
+
+/// Eight records: a start, a call, a refusal, another call, the end and its signature.
+fn whole_run() -> Place {
+    let place = Place::new();
+    let (log, _) = place.open();
+    at_once(log.admitted(&admitted("call-1"))).unwrap();
+    log.settled(&settled("call-1"));
+    log.refused(&refused("call-2", "route_not_served"));
+    at_once(log.admitted(&admitted("call-3"))).unwrap();
+    log.settled(&Settled { outcome: Outcome::ClientGone, status: 0, ..settled("call-3") });
+    log.finish(&Finished { spent: amount(2, 236, 88), admitted: 2, refused: 1 }).unwrap();
+    place
+}
+
+/// The bytes of one [`whole_run`], for tests that look at them very often.
+static WHOLE_RUN: LazyLock<Vec<u8>> = LazyLock::new(|| whole_run().bytes());
+
+fn config(path: &Path) -> Config {
+    Config {
+        path: Some(path.into()),
+        signing_key: Some(Secret::new("11".repeat(32))),
+        ..Config::default()
+    }
+}
+
+fn started() -> Started {
+    Started {
+        run: "run-1".into(),
+        attempt: "2".into(),
+        account: "acct-1".into(),
+        version: "0.1.0".into(),
+        policy: "9f86d081".into(),
+    }
+}
+
+fn admitted(request: &str) -> Admitted<'_> {
+    Admitted {
+        request,
+        route: "chat_completions",
+        model: Some("gpt-4o"),
+        stream: true,
+        request_bytes: 2048,
+        reserved: amount(1, 600, 4096),
+    }
+}
+
+fn settled(request: &str) -> Settled<'_> {
+    Settled {
+        request,
+        outcome: Outcome::Completed,
+        status: 200,
+        code: None,
+        usage: Usage {
+            input: Tokens(118),
+            output: Tokens(44),
+            source: Source::Provider,
+            ..Usage::default()
+        },
+        charged: amount(1, 118, 44),
+        response_bytes: 9000,
+        frames: 45,
+        litellm_call_id: Some(request),
+        litellm_response_cost: Some("0.00074"),
+        first_byte_ms: Some(311.001_234),
+        duration_ms: 812.25,
+    }
+}
+
+fn refused<'a>(request: &'a str, code: &'static str) -> Refused<'a> {
+    Refused {
+        request,
+        code,
+        status: 404,
+        method: "POST",
+        route: "-",
+        model: None,
+        request_bytes: 17,
+    }
+}
+
+fn amount(turns: u64, input: u64, output: u64) -> Amount {
+    Amount { turns, input: Tokens(input), output: Tokens(output) }
+}
+
+/// Polls once: nothing but [`Durability::Fsync`](cogni_gateway::audit::Durability) ever waits.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("it waits"),
+    }
+}
+
+fn check(log: &[u8]) -> Result<Report, Broken> {
+    match verify::check(log, None) {
+        Ok(report) => Ok(report),
+        Err(Error::Broken(broken)) => Err(broken),
+        Err(Error::Io(error)) => panic!("memory cannot fail: {error}"),
+    }
+}
+
+/// Where each line of `log` begins.
+fn line_starts(log: &[u8]) -> Vec<usize> {
+    let ends = log.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+    let mut starts: Vec<_> = std::iter::once(0).chain(ends).collect();
+    starts.pop();
+    starts
+}

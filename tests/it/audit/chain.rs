@@ -1,0 +1,289 @@
+//! What the chain finds: everything.
+
+use cogni_gateway::audit::PublicKey;
+use cogni_gateway::audit::chain::{Chain, Head, MAX_UNSETTLED, Why};
+use cogni_gateway::audit::read::{Broken, MAX_LINE};
+use cogni_gateway::audit::record::{Record, Refused, Settled};
+use cogni_gateway::audit::{Error, Log, verify};
+use proptest::prelude::*;
+use serde::Serialize;
+
+use super::*;
+
+#[test]
+fn a_whole_run_reads_like_this() {
+    let place = whole_run();
+    let text = String::from_utf8(place.bytes()).unwrap();
+    insta::with_settings!({filters => vec![
+        (r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "[time]"),
+        (r#""prev":"[0-9a-f]{64}","hash":"[0-9a-f]{64}""#, r#""prev":"[…]","hash":"[…]""#),
+        (r"[0-9a-f]{128}", "[signature]"),
+    ]}, {
+        insta::assert_snapshot!(text, @r#"
+        {"v":1,"seq":1,"time":"[time]","run":"run-1","event":"run.started","attempt":"2","account":"acct-1","version":"0.1.0","policy":"9f86d081","public_key":"d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737","resumed":false,"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":2,"time":"[time]","run":"run-1","event":"request.admitted","request":"call-1","route":"chat_completions","model":"gpt-4o","stream":true,"request_bytes":2048,"reserved":{"turns":1,"input":600,"output":4096},"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":3,"time":"[time]","run":"run-1","event":"request.settled","request":"call-1","outcome":"completed","status":200,"usage":{"input":118,"output":44,"source":"provider"},"charged":{"turns":1,"input":118,"output":44},"response_bytes":9000,"frames":45,"litellm_call_id":"call-1","litellm_response_cost":"0.00074","first_byte_ms":311.001,"duration_ms":812.25,"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":4,"time":"[time]","run":"run-1","event":"request.refused","request":"call-2","code":"route_not_served","status":404,"method":"POST","route":"-","model":null,"request_bytes":17,"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":5,"time":"[time]","run":"run-1","event":"request.admitted","request":"call-3","route":"chat_completions","model":"gpt-4o","stream":true,"request_bytes":2048,"reserved":{"turns":1,"input":600,"output":4096},"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":6,"time":"[time]","run":"run-1","event":"request.settled","request":"call-3","outcome":"client_gone","status":0,"usage":{"input":118,"output":44,"source":"provider"},"charged":{"turns":1,"input":118,"output":44},"response_bytes":9000,"frames":45,"litellm_call_id":"call-3","litellm_response_cost":"0.00074","first_byte_ms":311.001,"duration_ms":812.25,"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":7,"time":"[time]","run":"run-1","event":"run.finished","spent":{"turns":2,"input":236,"output":88},"admitted":2,"refused":1,"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":8,"time":"[time]","run":"run-1","event":"log.checkpoint","signature":"[signature]","public_key":"d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737","prev":"[…]","hash":"[…]"}
+        "#);
+    });
+}
+
+/// G11: one flipped byte anywhere is found, and the record it stands in is named.
+#[test]
+fn every_changed_byte_is_found_and_its_record_named() {
+    let mut log = whole_run().bytes();
+    let starts = line_starts(&log);
+    for at in 0..log.len() {
+        let original = log[at];
+        let seq = starts.partition_point(|start| *start <= at);
+        // A neighbour, the other case, a line break.
+        for changed in [original ^ 1, original ^ 0x20, b'\n'] {
+            if changed == original {
+                continue;
+            }
+            log[at] = changed;
+            let Broken { seq: named, offset, .. } = check(&log).unwrap_err();
+            let place = (named, usize::try_from(offset).unwrap());
+            assert_eq!(place, (seq as u64, starts[seq - 1]), "byte {at}: {original} → {changed}");
+        }
+        log[at] = original;
+    }
+    assert!(check(&log).is_ok());
+}
+
+proptest! {
+    /// G11: no other text passes for a log, except one that ends early after a whole record.
+    #[test]
+    fn an_edit_of_any_size_is_found(
+        from in 0_usize..4096,
+        removed in 0_usize..600,
+        inserted in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let log = &*WHOLE_RUN;
+        let from = from % (log.len() + 1);
+        let to = (from + removed).min(log.len());
+        let edited = [&log[..from], &inserted, &log[to..]].concat();
+        let prefix = log.starts_with(&edited) && edited.last().is_none_or(|end| *end == b'\n');
+        prop_assert_eq!(check(&edited).is_ok(), prefix);
+    }
+
+    /// G11: whatever clients and upstreams call things, the log stays readable and its lines short.
+    #[test]
+    fn any_text_and_any_number_can_be_written_and_read_back(
+        text in any::<String>(),
+        number in any::<u64>(),
+        time in prop::num::f64::ANY,
+    ) {
+        let (log, lines) = in_memory(|chain, lines| {
+            let amount = amount(number, number, number);
+            append(chain, lines, &Admitted { model: Some(&text), reserved: amount, ..admitted(&text) });
+            append(chain, lines, &Settled {
+                code: Some(&text),
+                charged: amount,
+                litellm_call_id: Some(&text),
+                first_byte_ms: Some(time),
+                duration_ms: time,
+                ..settled(&text)
+            });
+            append(chain, lines, &Refused { method: &text, ..refused(&text, "code") });
+        });
+        let report = check(&log).unwrap();
+        prop_assert_eq!((report.settled, report.open, report.unmatched), (1, 0, 0));
+        prop_assert_eq!(lines, 3);
+    }
+}
+
+/// G11: a hostile name costs at most this much of the disk.
+#[test]
+fn the_longest_text_makes_a_line_under_8_kib() {
+    let text = "\u{1}".repeat(1 << 20);
+    let (log, _) = in_memory(|chain, lines| {
+        append(
+            chain,
+            lines,
+            &Settled {
+                code: Some(&text),
+                litellm_call_id: Some(&text),
+                litellm_response_cost: Some(&text),
+                ..settled(&text)
+            },
+        );
+    });
+    assert!(log.len() < 8192, "{}", log.len());
+    assert!(check(&log).is_ok());
+}
+
+/// G11: lines that are removed, repeated or moved.
+#[test]
+fn a_line_that_is_not_in_its_place_is_found() {
+    let log = whole_run().bytes();
+    let lines: Vec<&[u8]> = log.split_inclusive(|byte| *byte == b'\n').collect();
+    let found = |lines: &[&[u8]]| check(&lines.concat()).unwrap_err();
+    for at in 0..lines.len() {
+        let seq = at as u64 + 1;
+        let mut repeated = lines.clone();
+        repeated.insert(at, lines[at]);
+        assert_eq!(found(&repeated).seq, seq + 1);
+        assert_eq!(found(&repeated).why, Why::Order(seq));
+
+        if at + 1 < lines.len() {
+            let mut removed = lines.clone();
+            removed.remove(at);
+            assert_eq!((found(&removed).seq, found(&removed).why), (seq, Why::Order(seq + 1)));
+        }
+        for other in at + 1..lines.len() {
+            let mut swapped = lines.clone();
+            swapped.swap(at, other);
+            assert_eq!(found(&swapped).seq, seq);
+        }
+    }
+}
+
+/// G11: who changes a record and computes its hash anew only moves the break to the next one.
+#[test]
+fn a_record_with_a_new_hash_does_not_fit_the_one_after_it() {
+    let call = |request: &'static str| {
+        let (log, _) = in_memory(|chain, lines| {
+            append(chain, lines, &admitted(request));
+            append(chain, lines, &settled("call-1"));
+        });
+        let second = line_starts(&log)[1];
+        [log[..second].to_vec(), log[second..].to_vec()]
+    };
+    let [[changed, _], [_, after]] = [call("call-2"), call("call-1")];
+    let found = check(&[changed, after].concat()).unwrap_err();
+    assert_eq!((found.seq, found.why), (2, Why::Link));
+}
+
+/// G11: the one thing a chain cannot find is said in the report.
+#[test]
+fn a_log_without_its_end_is_reported_as_unfinished() {
+    let log = whole_run().bytes();
+    let starts = line_starts(&log);
+    assert!(check(&log).unwrap().finished);
+    assert!(check(&log[..starts[7]]).unwrap().finished, "only the signature is missing");
+    assert!(!check(&log[..starts[6]]).unwrap().finished);
+}
+
+/// G11: a chain that was computed anew is intact; only the key tells.
+#[test]
+fn a_forger_without_the_key_is_found_by_whoever_knows_it() {
+    let place = whole_run();
+    let key = verify::verify(&place.log(), None).unwrap().signatures.key.unwrap();
+    let pinned = verify::verify(&place.log(), Some(&key)).unwrap();
+    assert_eq!(pinned.signatures.last, Some(8));
+
+    let forged = Place::new();
+    let other = Config { signing_key: None, ..config(&forged.log()) };
+    let (log, _) = Log::open(&other, &started()).unwrap();
+    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    drop(log);
+    assert!(verify::verify(&forged.log(), None).is_ok());
+    let found = verify::verify(&forged.log(), Some(&key)).unwrap_err();
+    assert!(matches!(found, Error::Unsigned { key: named } if named == key));
+}
+
+/// G11: checkpoints come on time, and a run may be resumed with another key.
+#[test]
+fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
+    let place = Place::new();
+    let signed = Config { checkpoint_every: 4, ..config(&place.log()) };
+    let (log, _) = Log::open(&signed, &started()).unwrap();
+    for call in 0..10 {
+        at_once(log.admitted(&admitted(&format!("call-{call}")))).unwrap();
+        log.settled(&settled(&format!("call-{call}")));
+    }
+    drop(log);
+    let first = place.verify();
+    assert_eq!((first.records, first.signatures.checkpoints), (26, 5));
+
+    let (log, _) = Log::open(&Config { signing_key: None, ..signed }, &started()).unwrap();
+    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    let (before, now) = (first.signatures.key.unwrap(), place.verify().signatures.key.unwrap());
+    assert_ne!(before, now);
+    for (key, theirs, last) in [(before, 1, 25), (now, 5, 29)] {
+        let signatures = verify::verify(&place.log(), Some(&key)).unwrap().signatures;
+        assert_eq!((signatures.foreign, signatures.last), (theirs, Some(last)));
+    }
+}
+
+/// G11: intact links are not enough where the meaning is wrong.
+#[test]
+fn a_chained_record_that_makes_no_sense_is_found() {
+    #[derive(Serialize)]
+    struct Signature {
+        signature: String,
+        public_key: String,
+    }
+    impl Record for Signature {
+        const EVENT: &'static str = "log.checkpoint";
+    }
+    let place = whole_run();
+    let key = place.verify().signatures.key.unwrap().to_string();
+    let signatures = ["00".repeat(64), "00".into(), "x".into()];
+    for signature in signatures {
+        let (log, _) = in_memory(|chain, lines| {
+            append(chain, lines, &admitted("call-1"));
+            append(chain, lines, &Signature { signature, public_key: key.clone() });
+        });
+        assert_eq!(check(&log).unwrap_err().why, Why::Signature);
+    }
+
+    let (log, _) = in_memory(|chain, lines| {
+        append(chain, lines, &admitted("call-1"));
+        chain.append(lines, Head { time: b"now", run: "\"run-2\"" }, &settled("call-1"));
+    });
+    let found = check(&log).unwrap_err();
+    assert_eq!((found.seq, found.why), (2, Why::Run("run-2".into())));
+}
+
+#[test]
+fn an_event_of_a_later_version_is_counted_and_passed_over() {
+    #[derive(Serialize)]
+    struct Called {
+        tool: &'static str,
+    }
+    impl Record for Called {
+        const EVENT: &'static str = "tool.called";
+    }
+    let (log, _) = in_memory(|chain, lines| append(chain, lines, &Called { tool: "time" }));
+    assert_eq!(check(&log).unwrap().records, 1);
+}
+
+#[test]
+fn a_reader_needs_bounded_memory_whatever_the_file_holds() {
+    let long = vec![b'x'; usize::try_from(MAX_LINE).unwrap() + 1];
+    assert_eq!(check(&long).unwrap_err().why, Why::TooLong);
+
+    let (many, _) = in_memory(|chain, lines| {
+        for call in 0..=MAX_UNSETTLED {
+            append(chain, lines, &admitted(&call.to_string()));
+        }
+    });
+    let found = check(&many).unwrap_err();
+    assert_eq!((found.seq, found.why), (MAX_UNSETTLED as u64 + 1, Why::Unsettled));
+}
+
+/// Chains records without a file; also says how many lines that made.
+fn in_memory(write: impl FnOnce(&mut Chain, &mut Vec<u8>)) -> (Vec<u8>, usize) {
+    let mut lines = vec![];
+    let mut chain = Chain::START;
+    write(&mut chain, &mut lines);
+    let count = line_starts(&lines).len();
+    (lines, count)
+}
+
+fn append(chain: &mut Chain, lines: &mut Vec<u8>, record: &impl Record) {
+    let head = Head { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
+    chain.append(lines, head, record);
+}
+
+#[test]
+fn a_key_is_printed_as_it_is_read() {
+    let key = whole_run().verify().signatures.key.unwrap();
+    assert_eq!(PublicKey::parse(&key.to_string()).unwrap(), key);
+}

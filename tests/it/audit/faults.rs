@@ -1,0 +1,136 @@
+//! A full disk: nothing is admitted, nothing is lost, and it ends by itself.
+
+use cogni_gateway::audit::Error;
+use cogni_gateway::audit::chain::MAX_UNSETTLED;
+use cogni_gateway::audit::read::Event;
+
+use super::*;
+use crate::support::disk::Disk;
+
+/// G11: if the log cannot be written nothing is admitted, and nothing already streaming is lost.
+#[test]
+fn a_full_disk_stops_admissions_and_loses_nothing() {
+    let disk = Disk::mount(256 * 1024);
+    let path = disk.path("audit.jsonl");
+    let (log, _) = Log::open(&config(&path), &started()).unwrap();
+    for call in 0..20 {
+        at_once(log.admitted(&admitted(&format!("early-{call}")))).unwrap();
+    }
+    disk.fill();
+    let mut late = 0;
+    while at_once(log.admitted(&admitted(&format!("late-{late}")))).is_ok() {
+        late += 1;
+    }
+    for again in 0..10 {
+        let error = at_once(log.admitted(&admitted(&format!("never-{again}")))).unwrap_err();
+        assert!(matches!(error, Error::Write(_)), "{error}");
+    }
+
+    for call in 0..20 {
+        log.settled(&settled(&format!("early-{call}")));
+        log.flush();
+        let whole = verify::verify(&path, None).unwrap();
+        assert_eq!(whole.admitted, 20 + late, "the file ends with a whole record");
+    }
+    // A flood of refusals does not grow what is waiting.
+    for call in 0..1000 {
+        log.refused(&refused(&format!("refused-{call}"), "audit_unavailable"));
+        log.flush();
+    }
+    let lag = log.lag();
+    assert!(lag.failing);
+    assert!(lag.records <= 20 + 64 && lag.records >= 64, "{lag:?}");
+
+    disk.free();
+    at_once(log.admitted(&admitted("after"))).unwrap();
+    assert!(!log.lag().failing);
+    log.flush();
+    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    let report = verify::verify(&path, None).unwrap();
+    assert_eq!((report.admitted, report.settled), (21 + late, 20));
+    assert_eq!((report.refused, report.unmatched, report.finished), (1000, 0, true));
+}
+
+/// G11: a write that stops in the middle of a record leaves no part of it.
+#[test]
+fn a_disk_that_has_room_for_a_page_at_a_time_is_used_and_never_torn() {
+    let disk = Disk::mount(256 * 1024);
+    let path = disk.path("audit.jsonl");
+    let (log, _) = Log::open(&config(&path), &started()).unwrap();
+    for call in 0..40 {
+        at_once(log.admitted(&admitted(&format!("call-{call}")))).unwrap();
+    }
+    disk.fill();
+    for call in 0..40 {
+        log.settled(&settled(&format!("call-{call}")));
+    }
+    let mut left = vec![];
+    while log.lag().records > 0 {
+        log.flush();
+        left.push(log.lag().records);
+        assert_eq!(verify::verify(&path, None).unwrap().admitted, 40);
+        disk.free_one_page();
+    }
+    assert!(left.len() > 3, "it went in steps: {left:?}");
+    assert!(left.is_sorted_by(|before, after| before >= after), "{left:?}");
+    let report = verify::verify(&path, None).unwrap();
+    assert_eq!((report.settled, report.open), (40, 0));
+}
+
+/// G11: a run cannot start on a disk that has no room for its first record.
+#[test]
+fn a_log_that_cannot_take_its_first_record_does_not_open() {
+    let disk = Disk::mount(64 * 1024);
+    disk.fill();
+    let error = Log::open(&config(&disk.path("audit.jsonl")), &started()).err().unwrap();
+    assert!(matches!(error, Error::File { .. }), "{error}");
+    disk.free();
+    let (_, recovered) = Log::open(&config(&disk.path("audit.jsonl")), &started()).unwrap();
+    assert_eq!(recovered, Recovered::default());
+}
+
+/// G11: what waits for a full disk is bounded because what is in flight is.
+#[test]
+fn too_many_calls_without_an_end_are_not_admitted() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    for call in 0..MAX_UNSETTLED {
+        at_once(log.admitted(&admitted(&call.to_string()))).unwrap();
+    }
+    let error = at_once(log.admitted(&admitted("one more"))).unwrap_err();
+    insta::assert_snapshot!(error, @"16384 calls are waiting for their end already; let some end first");
+    log.settled(&settled("0"));
+    at_once(log.admitted(&admitted("one more"))).unwrap();
+}
+
+/// G11: a flood of refusals does not fill the disk, and not one is forgotten.
+#[test]
+fn refusals_of_one_code_are_counted_after_the_first_64() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    for call in 0..10_000 {
+        let code = if call % 10 == 0 { "rate_limited" } else { "route_not_served" };
+        log.refused(&refused(&call.to_string(), code));
+        if call % 100 == 0 {
+            log.flush();
+        }
+    }
+    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 0, refused: 10_000 }).unwrap();
+    drop(log);
+
+    let mut singly = 0;
+    let mut counted = vec![];
+    for entry in place.entries() {
+        match entry.event {
+            Event::Refused(refusal) if refusal.request.is_some() => singly += refusal.repeats,
+            Event::Refused(refusal) => counted.push((refusal.code, refusal.repeats)),
+            _ => (),
+        }
+    }
+    assert_eq!(singly, 2 * 64);
+    for (code, all) in [("rate_limited", 1000), ("route_not_served", 9000)] {
+        let of_code = counted.iter().filter(|(counted, _)| counted == code);
+        assert_eq!(of_code.map(|(_, repeats)| repeats).sum::<u64>() + 64, all);
+    }
+    assert_eq!(place.verify().refused, 10_000);
+}

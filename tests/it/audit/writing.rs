@@ -1,0 +1,153 @@
+//! Writing from many threads, under each durability, without allocating.
+
+use std::sync::Arc;
+use std::thread;
+
+use cogni_gateway::audit::Durability;
+use cogni_gateway::audit::read::Event;
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::support::allocations;
+
+/// G11: records of many threads form one chain, and each call is admitted before it is settled.
+#[test]
+fn eight_threads_write_one_chain() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    thread::scope(|scope| {
+        for writer in 0..8 {
+            let log = &log;
+            scope.spawn(move || {
+                for call in 0..1000 {
+                    let name = format!("{writer}/{call}");
+                    at_once(log.admitted(&admitted(&name))).unwrap();
+                    log.settled(&settled(&name));
+                    if call % 50 == 0 {
+                        log.flush();
+                    }
+                }
+            });
+        }
+    });
+    drop(log);
+    let report = place.verify();
+    assert_eq!((report.admitted, report.settled), (8000, 8000));
+    assert_eq!((report.open, report.unmatched), (0, 0));
+}
+
+/// G11: an acknowledged admission is in the file, and so is all that came before it.
+#[test]
+fn an_admission_takes_everything_before_it_to_the_file() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    log.refused(&refused("call-1", "route_not_served"));
+    at_once(log.admitted(&admitted("call-2"))).unwrap();
+    let report = place.verify();
+    assert_eq!((report.records, report.refused, report.open), (3, 1, 1));
+
+    log.settled(&settled("call-2"));
+    assert_eq!((place.verify().records, log.lag().records), (3, 1));
+    log.flush();
+    assert_eq!((place.verify().records, log.lag().records), (4, 0));
+}
+
+/// G11: `fsync` acknowledges every admission, however many wait for the same sync.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_admissions_share_a_sync() {
+    let place = Place::new();
+    let config = Config { durability: Durability::Fsync, ..config(&place.log()) };
+    let log = Arc::new(Log::open(&config, &started()).unwrap().0);
+    let mut calls = JoinSet::new();
+    for call in 0..200 {
+        let log = Arc::clone(&log);
+        calls.spawn(async move {
+            let name = call.to_string();
+            log.admitted(&admitted(&name)).await.unwrap();
+            log.settled(&settled(&name));
+        });
+    }
+    calls.join_all().await;
+    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 200, refused: 0 }).unwrap();
+    let report = place.verify();
+    assert_eq!((report.admitted, report.settled, report.finished), (200, 200, true));
+}
+
+/// G11: a client that leaves while its admission becomes durable is charged nothing.
+#[test]
+fn an_admission_nobody_waits_for_is_settled_as_not_sent() {
+    let place = Place::new();
+    let config = Config { durability: Durability::Fsync, ..config(&place.log()) };
+    let (log, _) = Log::open(&config, &started()).unwrap();
+    // The sync may be done before the first look; then there is nothing to leave.
+    let left = (0..1000).map(|call| call.to_string()).find(|call| {
+        let record = admitted(call);
+        let waiting = pin!(log.admitted(&record));
+        let done = waiting.poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if done {
+            log.settled(&settled(call));
+        }
+        !done
+    });
+    drop(log);
+    let last = place.entries().pop().unwrap();
+    let Event::Settled(settlement) = last.event else { panic!("{last:?}") };
+    assert_eq!(Some(settlement.request), left);
+    assert_eq!((settlement.outcome, settlement.charged), (Outcome::NotSent, Amount::default()));
+    assert_eq!(place.verify().open, 0);
+}
+
+/// G11: `group` syncs behind the admissions' back and never lets them wait.
+#[test]
+fn grouped_admissions_do_not_wait() {
+    let place = Place::new();
+    let config = Config { durability: Durability::Group, ..config(&place.log()) };
+    let (log, _) = Log::open(&config, &started()).unwrap();
+    for call in 0..100 {
+        at_once(log.admitted(&admitted(&call.to_string()))).unwrap();
+    }
+    drop(log);
+    assert_eq!(place.verify().admitted, 100);
+}
+
+/// G11: recording a call allocates nothing, signed checkpoints included.
+#[test]
+fn a_recorded_call_does_not_allocate() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    let calls = |count: u64| {
+        for _ in 0..count {
+            at_once(log.admitted(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"))).unwrap();
+            log.settled(&settled("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"));
+        }
+    };
+    calls(300);
+    assert_eq!(allocations::count(|| calls(1000)), 0);
+}
+
+#[test]
+fn without_a_path_everything_is_accepted_and_nothing_kept() {
+    let (log, recovered) = Log::open(&Config::default(), &started()).unwrap();
+    at_once(log.admitted(&admitted("call-1"))).unwrap();
+    log.settled(&settled("call-1"));
+    log.refused(&refused("call-2", "route_not_served"));
+    log.flush();
+    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 1, refused: 1 }).unwrap();
+    assert_eq!((recovered, log.lag()), Default::default());
+}
+
+#[test]
+fn configuration_is_read_from_toml_and_unknown_keys_are_refused() {
+    let config: Config = toml::from_str(
+        r#"
+        path = "/var/log/audit.jsonl"
+        durability = "group"
+        sync_every = "20ms"
+        "#,
+    )
+    .unwrap();
+    assert_eq!(config.durability, Durability::Group);
+    assert_eq!(config.sync_every.as_millis(), 20);
+    assert_eq!(config.checkpoint_every, 256);
+    assert!(toml::from_str::<Config>("fsync = true").is_err());
+}

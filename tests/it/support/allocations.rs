@@ -1,0 +1,6 @@
+//! Counting heap allocations: deterministic, so a promise about them is a test and not a bench.
+
+/// How often `f` allocates or grows an allocation, on this thread.
+pub(crate) fn count(f: impl FnOnce()) -> u64 {
+    allocation_counter::measure(f).count_total
+}

@@ -1,0 +1,71 @@
+//! A disk so small that a test can fill it. Mounting one needs root, as the Docker tests do.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// A tmpfs of its own; unmounted when dropped.
+pub(crate) struct Disk(TempDir);
+
+impl Disk {
+    pub(crate) fn mount(bytes: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let size = format!("size={bytes}");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+            .arg(folder.path())
+            .output()
+            .unwrap();
+        assert!(
+            mount.status.success(),
+            "cannot mount a tmpfs; run the tests as root: {}",
+            String::from_utf8_lossy(&mount.stderr)
+        );
+        Self(folder)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Takes up every free page.
+    pub(crate) fn fill(&self) {
+        let mut ballast =
+            OpenOptions::new().append(true).create(true).open(self.ballast()).unwrap();
+        loop {
+            match ballast.write(&[0; PAGE]) {
+                Ok(_) => (),
+                Err(error) if error.kind() == ErrorKind::StorageFull => return,
+                Err(error) => panic!("filling the disk: {error}"),
+            }
+        }
+    }
+
+    /// Gives back one page of what [`fill`](Self::fill) took.
+    pub(crate) fn free_one_page(&self) {
+        let ballast = File::options().write(true).open(self.ballast()).unwrap();
+        let pages = ballast.metadata().unwrap().len() / PAGE as u64;
+        ballast.set_len((pages - 1) * PAGE as u64).unwrap();
+    }
+
+    pub(crate) fn free(&self) {
+        fs::remove_file(self.ballast()).unwrap();
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.path("ballast")
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Lazily: a failing test may still hold files open.
+        let unmounted = Command::new("umount").arg("-l").arg(self.0.path()).status().unwrap();
+        assert!(unmounted.success() || std::thread::panicking());
+    }
+}
+
+const PAGE: usize = 4096;
