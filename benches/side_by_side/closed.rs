@@ -1,0 +1,204 @@
+//! Closed-loop load: each client waits for its answer, then asks again.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+use crate::clock;
+use crate::http::{self, Part, Reader};
+use crate::provider::unless_blocked;
+use crate::script::{self, Call, Transcript};
+
+/// What is asked, by how many, for how long.
+#[derive(Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) call: Call,
+    /// Size of a request's body.
+    pub(crate) bytes: usize,
+    pub(crate) clients: usize,
+    pub(crate) warm_up: Duration,
+    pub(crate) window: Duration,
+}
+
+/// Asks until the time is over. Calls `edge` as the window opens and as it closes, and returns
+/// how long the answers in between took: unary ones until complete, streams until their first
+/// byte of body, in nanoseconds.
+pub(crate) fn run(
+    load: &Load,
+    socket: &Path,
+    mut edge: impl FnMut() -> Result<()>,
+) -> Result<Vec<u64>> {
+    let request = script::request(load.call, load.bytes);
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    let mut callers = vec![];
+    for slot in 0..load.clients {
+        let caller = Caller::connect(socket, load.call)?;
+        epoll.add(&caller.socket, interest(slot, false))?;
+        callers.push(caller);
+    }
+    for (slot, caller) in callers.iter_mut().enumerate() {
+        caller.ask(&request, &epoll, slot)?;
+    }
+    let opens = clock::now() + u64::try_from(load.warm_up.as_nanos())?;
+    let closes = opens + u64::try_from(load.window.as_nanos())?;
+    let mut took = vec![];
+    let mut is_open = false;
+    let mut events = [EpollEvent::empty(); 64];
+    let mut scratch = vec![0; 64 * 1024];
+    loop {
+        let ready = epoll.wait(&mut events, PATIENCE)?;
+        ensure!(ready > 0, "no answer within ten seconds");
+        for event in &events[..ready] {
+            let slot = usize::try_from(event.data())?;
+            let caller = &mut callers[slot];
+            if event.events().contains(EpollFlags::EPOLLOUT) {
+                caller.write(&request, &epoll, slot)?;
+            }
+            if !event.events().intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP) {
+                continue;
+            }
+            let Some(duration) = caller.receive(&mut scratch)? else { continue };
+            if is_open {
+                took.push(duration);
+            }
+            caller.ask(&request, &epoll, slot)?;
+        }
+        let now = clock::now();
+        if !is_open && now >= opens {
+            is_open = true;
+            edge()?;
+        }
+        if now >= closes {
+            edge()?;
+            ensure!(!took.is_empty(), "no answer within the window");
+            return Ok(took);
+        }
+    }
+}
+
+struct Caller {
+    socket: UnixStream,
+    call: Call,
+    response: Reader,
+    progress: Progress,
+    /// How much of the request was written.
+    written: usize,
+    is_blocked: bool,
+    asked_at: u64,
+    answered_at: Option<u64>,
+}
+
+/// How much of the expected answer was seen.
+enum Progress {
+    Answer(usize),
+    Stream(Transcript),
+}
+
+impl Caller {
+    fn connect(socket: &Path, call: Call) -> Result<Self> {
+        let socket = UnixStream::connect(socket).context("connecting to the subject")?;
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            socket,
+            call,
+            response: Reader::default(),
+            progress: Progress::Answer(0),
+            written: 0,
+            is_blocked: false,
+            asked_at: 0,
+            answered_at: None,
+        })
+    }
+
+    fn ask(&mut self, request: &[u8], epoll: &Epoll, slot: usize) -> Result<()> {
+        self.progress = match self.call {
+            Call::Unary | Call::Echo => Progress::Answer(0),
+            Call::Stream { chunks, .. } => Progress::Stream(Transcript::new(chunks)),
+        };
+        self.written = 0;
+        self.answered_at = None;
+        self.asked_at = clock::now();
+        self.write(request, epoll, slot)
+    }
+
+    /// Writes what the socket takes, and asks to be told when it takes the rest.
+    fn write(&mut self, request: &[u8], epoll: &Epoll, slot: usize) -> Result<()> {
+        while self.written < request.len() {
+            match unless_blocked(self.socket.write(&request[self.written..]))? {
+                Some(written) => self.written += written,
+                None => break,
+            }
+        }
+        let is_blocked = self.written < request.len();
+        if is_blocked != self.is_blocked {
+            self.is_blocked = is_blocked;
+            epoll.modify(&self.socket, &mut interest(slot, is_blocked))?;
+        }
+        Ok(())
+    }
+
+    /// Reads once. Returns the duration when the answer is complete.
+    fn receive(&mut self, scratch: &mut [u8]) -> Result<Option<u64>> {
+        let Some(read) = unless_blocked(self.socket.read(scratch))? else { return Ok(None) };
+        ensure!(read > 0, "the subject closed the connection");
+        let Self { response, progress, answered_at, .. } = self;
+        let used = response.feed(&scratch[..read], |part| match part {
+            Part::Head(head) => expect_ok(head, &scratch[..read]),
+            Part::Body(bytes) => {
+                answered_at.get_or_insert_with(clock::now);
+                progress.read(bytes)
+            }
+        })?;
+        ensure!(used == read, "bytes after the end of the answer");
+        if !self.response.is_done() {
+            return Ok(None);
+        }
+        self.response.reset();
+        ensure!(self.progress.is_whole(), "the answer is not complete");
+        let end = match self.progress {
+            Progress::Answer(_) => clock::now(),
+            Progress::Stream(_) => self.answered_at.context("an answer without a body")?,
+        };
+        Ok(Some(end - self.asked_at))
+    }
+}
+
+impl Progress {
+    fn read(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Stream(transcript) => transcript.read(bytes, |_| ()),
+            Self::Answer(seen) => {
+                let expected = script::ANSWER.as_bytes().get(*seen..*seen + bytes.len());
+                ensure!(expected == Some(bytes), "not the provider's answer");
+                *seen += bytes.len();
+                Ok(())
+            }
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        match self {
+            Self::Answer(seen) => *seen == script::ANSWER.len(),
+            Self::Stream(transcript) => transcript.is_whole(),
+        }
+    }
+}
+
+/// Fails with the whole response where it is not a success.
+pub(crate) fn expect_ok(head: &[u8], response: &[u8]) -> Result<()> {
+    let is_ok = http::status(head)? == 200;
+    ensure!(is_ok, "refused:\n{}", String::from_utf8_lossy(response));
+    Ok(())
+}
+
+fn interest(slot: usize, blocked: bool) -> EpollEvent {
+    let flags = if blocked { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+    EpollEvent::new(flags | EpollFlags::EPOLLIN, slot as u64)
+}
+
+/// Milliseconds: longer than anything measured here takes.
+pub(crate) const PATIENCE: u16 = 10_000;

@@ -1,0 +1,287 @@
+//! The measurements, one function each: one subject, one round, some values.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use crate::clock;
+use crate::closed::{self, Load};
+use crate::script::Call;
+use crate::stream::{self, Course};
+use crate::subject::{Provider, Running, Setup, Subject};
+use crate::syscalls;
+use crate::table::Value;
+
+/// How long and how often.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale {
+    pub(crate) rounds: usize,
+    pub(crate) starts: usize,
+    pub(crate) warm_up: Duration,
+    pub(crate) window: Duration,
+    /// Concurrent streams of the three paced measurements.
+    pub(crate) streams: [usize; 3],
+    pub(crate) interval: Duration,
+    /// Chunks of each unpaced stream.
+    pub(crate) burst: u32,
+}
+
+impl Scale {
+    pub(crate) const FULL: Self = Self {
+        rounds: 5,
+        starts: 20,
+        warm_up: Duration::from_millis(200),
+        window: Duration::from_millis(1200),
+        streams: [1, 100, 1000],
+        interval: Duration::from_millis(20),
+        burst: 40_000,
+    };
+    /// Everything, but only just.
+    pub(crate) const QUICK: Self = Self {
+        rounds: 1,
+        starts: 2,
+        warm_up: Duration::from_millis(10),
+        window: Duration::from_millis(50),
+        streams: [1, 10, 50],
+        interval: Duration::from_millis(5),
+        burst: 2000,
+    };
+}
+
+/// A short request, 1 client: what the detour adds to the time of an answer.
+pub(crate) fn unary_alone(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+    let name = "unary 2 KB, 1 client";
+    let seen = unary(load(scale, 1, 2048), running)?;
+    let mut values = percentiles(&format!("{name}: latency"), &seen.took);
+    values.extend(seen.cpu_per_answer(name));
+    Ok(values)
+}
+
+/// A short request, 16 clients: what an answer costs.
+pub(crate) fn unary_crowd(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+    let name = "unary 2 KB, 16 clients";
+    let seen = unary(load(scale, 16, 2048), running)?;
+    let mut values = vec![seen.answers_per_second(name)];
+    values.extend(seen.cpu_per_answer(name));
+    Ok(values)
+}
+
+/// A long prompt, 4 clients.
+pub(crate) fn long_prompt(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+    let name = "unary 1 MB prompt, 4 clients";
+    let seen = unary(load(scale, 4, 1 << 20), running)?;
+    let mut values = vec![seen.answers_per_second(name)];
+    values.extend(seen.cpu_per_answer(name));
+    Ok(values)
+}
+
+/// Short streams one after the other, on one connection.
+pub(crate) fn first_byte(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+    let call = Call::Stream { chunks: 1, interval: Duration::ZERO };
+    let seen = unary(Load { call, ..load(scale, 1, 2048) }, running)?;
+    let p50 = percentile(&mut seen.took.clone(), 0.5).context("no stream")?;
+    Ok(vec![Value::lower("1 stream: time to first byte p50 µs", p50)])
+}
+
+/// Streams as a model would feed them.
+pub(crate) fn paced(scale: Scale, streams: usize, running: &Running) -> Result<Vec<Value>> {
+    let name = match streams {
+        1 => "1 stream".to_owned(),
+        _ => format!("{streams} streams"),
+    };
+    let course = paced_course(scale, streams);
+    let seen = flow(course, running)?;
+    let mut values = percentiles(&format!("{name}: chunk lag"), &seen.lags);
+    values.extend(seen.cpu_per_chunk(&name));
+    // Too few chunks per second say that the pace was not kept; lag then measures the queue.
+    let asked = streams as f64 / course.interval.as_secs_f64();
+    let kept = 100.0 * seen.chunks_per_second() / asked;
+    values.push(Value::higher(format!("{name}: pace kept %"), kept));
+    if streams > 1 {
+        let p50 = percentile(&mut seen.first_bytes.clone(), 0.5).context("no stream")?;
+        values.push(Value::lower(format!("{name}: time to first byte p50 µs"), p50));
+    }
+    Ok(values)
+}
+
+/// Eight streams as fast as they go.
+pub(crate) fn unpaced(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+    let name = "8 streams as fast as possible";
+    let interval = Duration::ZERO;
+    let course = Course { streams: 8, stagger: interval, chunks: scale.burst, interval };
+    let seen = flow(course, running)?;
+    let mut values = vec![Value::higher(format!("{name}: chunks/s"), seen.chunks_per_second())];
+    values.extend(seen.cpu_per_chunk(name));
+    Ok(values)
+}
+
+/// Resident memory of a process that has served a little, and what each open stream adds.
+pub(crate) fn memory(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+    if running.tree().pids().is_empty() {
+        return Ok(vec![]);
+    }
+    closed::run(&load(scale, 1, 2048), &running.socket, || Ok(()))?;
+    let idle = running.tree().memory()?;
+    let streams = scale.streams[2];
+    let mut busy = idle;
+    let course = Course { interval: scale.interval * 5, ..paced_course(scale, streams) };
+    stream::run(course, std::slice::from_ref(&running.socket), || {
+        busy = running.tree().memory()?;
+        Ok(())
+    })?;
+    let per_stream = |busy: f64, idle: f64| (busy - idle) / streams as f64;
+    Ok(vec![
+        Value::lower("memory: process RSS MiB", idle.resident / 1024.0),
+        Value::lower("memory: process PSS MiB", idle.proportional / 1024.0),
+        Value::lower(
+            format!("memory: KiB per open stream (of {streams})"),
+            per_stream(busy.proportional, idle.proportional),
+        ),
+    ])
+}
+
+/// From the start of the process until `/health` answers.
+pub(crate) fn start(subject: Subject, provider: &Provider, setup: Setup) -> Result<Vec<Value>> {
+    let running = Running::start(subject, provider, setup)?;
+    if running.tree().pids().is_empty() {
+        return Ok(vec![]);
+    }
+    Ok(vec![Value::lower("start to first /health, ms", running.start as f64 / 1e6)])
+}
+
+/// System calls per short request, per long one and per paced chunk.
+pub(crate) fn system_calls(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+    let tree = running.tree();
+    if tree.pids().is_empty() {
+        return Ok(vec![]);
+    }
+    let mut values = vec![];
+    for (name, bytes) in [("unary 2 KB", 2048), ("unary 1 MB", 1 << 20)] {
+        let load = Load { warm_up: Duration::ZERO, ..load(scale, 1, bytes) };
+        let work = || closed::run(&load, &running.socket, || Ok(()));
+        let (calls, answers) = syscalls::during(tree, work)?;
+        // The first answer falls before the window.
+        let per_answer = calls as f64 / (answers.len() + 1) as f64;
+        values.push(Value::lower(format!("system calls: {name}"), per_answer));
+    }
+    let chunks = |chunks| {
+        let stagger = Duration::ZERO;
+        let course = Course { streams: 1, stagger, chunks, interval: Duration::from_millis(4) };
+        let sockets = std::slice::from_ref(&running.socket);
+        syscalls::during(tree, || stream::run(course, sockets, || Ok(())))
+    };
+    let (few, many) = (chunks(5)?.0, chunks(105)?.0);
+    let per_chunk = many.saturating_sub(few) as f64 / 100.0;
+    values.push(Value::lower("system calls: paced chunk", per_chunk));
+    Ok(values)
+}
+
+/// What one window showed.
+struct Seen {
+    /// Nanoseconds per answer or, for streams, until the first byte.
+    took: Vec<u64>,
+    /// Nanoseconds of the window, and of the subject's processors in it.
+    window: u64,
+    cpu: Option<u64>,
+}
+
+/// The same for streams.
+struct Flowed {
+    first_bytes: Vec<u64>,
+    lags: Vec<u64>,
+    window: u64,
+    cpu: Option<u64>,
+}
+
+impl Seen {
+    fn answers_per_second(&self, name: &str) -> Value {
+        let rate = self.took.len() as f64 / (self.window as f64 / 1e9);
+        Value::higher(format!("{name}: requests/s"), rate)
+    }
+
+    fn cpu_per_answer(&self, name: &str) -> Option<Value> {
+        let micros = self.cpu? as f64 / 1e3 / self.took.len() as f64;
+        Some(Value::lower(format!("{name}: CPU µs/request"), micros))
+    }
+}
+
+impl Flowed {
+    fn chunks_per_second(&self) -> f64 {
+        self.lags.len() as f64 / (self.window as f64 / 1e9)
+    }
+
+    fn cpu_per_chunk(&self, name: &str) -> Option<Value> {
+        let micros = self.cpu? as f64 / 1e3 / self.lags.len() as f64;
+        Some(Value::lower(format!("{name}: CPU µs/chunk"), micros))
+    }
+}
+
+fn unary(load: Load, running: &Running) -> Result<Seen> {
+    let mut edges = Edges::default();
+    let took = closed::run(&load, &running.socket, || edges.mark(running))?;
+    let (window, cpu) = edges.between();
+    Ok(Seen { took, window, cpu })
+}
+
+fn flow(course: Course, running: &Running) -> Result<Flowed> {
+    let mut edges = Edges::default();
+    let sockets = std::slice::from_ref(&running.socket);
+    let seen = stream::run(course, sockets, || edges.mark(running))?;
+    let (_, cpu) = edges.between();
+    let stream::Seen { first_bytes, lags, window } = seen;
+    Ok(Flowed { first_bytes, lags, window, cpu })
+}
+
+/// Readings as the window opened and closed.
+#[derive(Default)]
+struct Edges(Vec<(u64, u64)>);
+
+impl Edges {
+    fn mark(&mut self, running: &Running) -> Result<()> {
+        self.0.push((clock::now(), running.tree().cpu()?));
+        Ok(())
+    }
+
+    /// Length of the window, and the subject's processor time where there is a subject.
+    fn between(&self) -> (u64, Option<u64>) {
+        match self.0[..] {
+            [(opened, before), (closed, after)] => {
+                (closed - opened, Some(after - before).filter(|cpu| *cpu > 0))
+            }
+            _ => (0, None),
+        }
+    }
+}
+
+fn load(scale: Scale, clients: usize, bytes: usize) -> Load {
+    let Scale { warm_up, window, .. } = scale;
+    Load { call: Call::Unary, bytes, clients, warm_up, window }
+}
+
+/// Enough chunks for all streams to flow for twice the window once the last one has begun.
+fn paced_course(scale: Scale, streams: usize) -> Course {
+    let ramp = STAGGER * u32::try_from(streams).unwrap_or(u32::MAX);
+    let whole = ramp + scale.window * 2;
+    let chunks = whole.as_micros() / scale.interval.as_micros() + 2;
+    let chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
+    Course { streams, stagger: STAGGER, chunks, interval: scale.interval }
+}
+
+/// The usual three, in microseconds, as far as there are samples enough to speak of them.
+fn percentiles(name: &str, nanos: &[u64]) -> Vec<Value> {
+    let mut nanos = nanos.to_vec();
+    let named = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
+    let values = named.into_iter().filter_map(|(label, q)| {
+        Some(Value::lower(format!("{name} {label} µs"), percentile(&mut nanos, q)?))
+    });
+    values.collect()
+}
+
+/// The quantile in microseconds, if at least one sample lies beyond it.
+fn percentile(nanos: &mut [u64], q: f64) -> Option<f64> {
+    let at = (nanos.len() as f64 * q) as usize;
+    (at + 1 < nanos.len()).then(|| *nanos.select_nth_unstable(at).1 as f64 / 1e3)
+}
+
+/// Not a divisor of the interval, so that the streams' chunks spread over all of it.
+const STAGGER: Duration = Duration::from_micros(1020);

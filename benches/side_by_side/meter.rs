@@ -1,0 +1,136 @@
+//! What a subject costs: its processes' clocks and memory, and who else used the processors.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::time::ClockId;
+use nix::unistd::Pid;
+
+use crate::clock;
+
+/// A process with all its descendants, as they were when it was ready.
+#[derive(Default)]
+pub(crate) struct Tree {
+    pids: Vec<Pid>,
+}
+
+/// Memory of a tree, in KiB.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    /// Resident pages, counted once per process.
+    pub(crate) resident: f64,
+    /// Resident pages, shared ones divided among those who share them.
+    pub(crate) proportional: f64,
+}
+
+impl Tree {
+    pub(crate) fn of(root: u32) -> Result<Self> {
+        let mut pids = vec![root];
+        let parents = parents()?;
+        let mut next = 0;
+        while let Some(parent) = pids.get(next).copied() {
+            pids.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+            next += 1;
+        }
+        let pids = pids.into_iter().map(|pid| Ok(Pid::from_raw(i32::try_from(pid)?)));
+        Ok(Self { pids: pids.collect::<Result<_>>()? })
+    }
+
+    pub(crate) fn pids(&self) -> &[Pid] {
+        &self.pids
+    }
+
+    /// Nanoseconds of processor time used by all threads, ended ones included.
+    pub(crate) fn cpu(&self) -> Result<u64> {
+        let clocks = self.pids.iter().map(|pid| Ok(ClockId::pid_cpu_clock_id(*pid)?.now()?));
+        clocks.map(|reading| reading.map(clock::nanos)).sum()
+    }
+
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        let mut sum = Memory { resident: 0.0, proportional: 0.0 };
+        for pid in &self.pids {
+            let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+            let field = |name: &str| -> Result<f64> {
+                let line = rollup.lines().find(|line| line.starts_with(name));
+                let value = line.and_then(|line| line.split_whitespace().nth(1));
+                Ok(value.context("smaps_rollup lacks a field")?.parse()?)
+            };
+            sum.resident += field("Rss:")?;
+            sum.proportional += field("Pss:")?;
+        }
+        Ok(sum)
+    }
+}
+
+/// Every process with its parent.
+fn parents() -> Result<Vec<(u32, u32)>> {
+    let mut found = vec![];
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        // A process may end while we look.
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        let after_name = stat.rsplit_once(") ").map(|(_, rest)| rest);
+        let parent = after_name.and_then(|rest| rest.split(' ').nth(1));
+        found.push((pid, parent.context("a stat line without a parent")?.parse()?));
+    }
+    Ok(found)
+}
+
+/// Ticks of the processors we run on since boot.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticks {
+    all: u64,
+    idle: u64,
+    /// Taken by the hypervisor for other guests.
+    stolen: u64,
+}
+
+impl Ticks {
+    pub(crate) fn now(cpus: &[usize]) -> Result<Self> {
+        let mut sum = Self { all: 0, idle: 0, stolen: 0 };
+        for line in fs::read_to_string("/proc/stat")?.lines() {
+            let mut words = line.split_whitespace();
+            let name = words.next().unwrap_or_default();
+            if !cpus.iter().any(|cpu| name == format!("cpu{cpu}")) {
+                continue;
+            }
+            let ticks: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>()?;
+            // user nice system idle iowait irq softirq steal; guests are in user already.
+            sum.all += ticks.iter().take(8).sum::<u64>();
+            sum.idle += ticks[3] + ticks[4];
+            sum.stolen += ticks[7];
+        }
+        Ok(sum)
+    }
+
+    /// Shares of the time since `earlier` in which these processors worked, and were stolen.
+    pub(crate) fn since(self, earlier: Self) -> (f64, f64) {
+        let all = (self.all - earlier.all).max(1) as f64;
+        let idle = (self.idle - earlier.idle) as f64;
+        let stolen = (self.stolen - earlier.stolen) as f64;
+        ((all - idle - stolen) / all, stolen / all)
+    }
+}
+
+/// Confines this process, and all it will start, to the last `count` processors it may use.
+pub(crate) fn confine(count: usize) -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(Pid::this())?;
+    let usable = (0..CpuSet::count()).rev().filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let cpus: Vec<usize> = usable.take(count).collect();
+    anyhow::ensure!(cpus.len() == count, "this machine offers only {} processors", cpus.len());
+    let mut set = CpuSet::new();
+    for cpu in &cpus {
+        set.set(*cpu)?;
+    }
+    sched_setaffinity(Pid::from_raw(0), &set)?;
+    Ok(cpus)
+}
+
+/// Lets this process, and all it will start, open as many files as the machine allows.
+pub(crate) fn raise_file_limit() -> Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
+}

@@ -1,0 +1,341 @@
+//! The model provider behind every subject: one thread, one epoll loop, answers from memory.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use crate::clock::{self, Alarm};
+use crate::http::{Part, Reader};
+use crate::script::{self, Call, Event};
+
+/// Serves on a loopback port, written to stdout, and on `socket`, until stdin is closed.
+pub(crate) fn serve(socket: &Path) -> Result<()> {
+    let tcp = TcpListener::bind("127.0.0.1:0")?;
+    let unix = UnixListener::bind(socket).context("binding the provider's socket")?;
+    writeln!(io::stdout(), "{}", tcp.local_addr()?.port())?;
+    let mut provider = Provider::new(tcp, unix)?;
+    while provider.turn()? {}
+    Ok(())
+}
+
+struct Provider {
+    epoll: Epoll,
+    alarm: Alarm,
+    tcp: TcpListener,
+    unix: UnixListener,
+    peers: Vec<Option<Peer>>,
+    accepted: u64,
+    /// Paced streams by the time of their next chunk.
+    due: BinaryHeap<Reverse<(u64, Seat)>>,
+    /// Unpaced streams whose sockets take more.
+    eager: VecDeque<Seat>,
+    event: Event,
+    scratch: Vec<u8>,
+}
+
+/// A slot and the peer it was given to: the slot may have been given away since.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Seat {
+    slot: usize,
+    peer: u64,
+}
+
+/// One connection. Reading and writing a socket is the same for both families.
+struct Peer {
+    id: u64,
+    socket: File,
+    request: Reader,
+    head: Vec<u8>,
+    body: Vec<u8>,
+    unsent: Vec<u8>,
+    flow: Option<Flow>,
+}
+
+/// A stream under way.
+#[derive(Clone, Copy)]
+struct Flow {
+    sent: u32,
+    chunks: u32,
+    /// Nanoseconds between chunks.
+    interval: u64,
+}
+
+impl Provider {
+    fn new(tcp: TcpListener, unix: UnixListener) -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let alarm = Alarm::new()?;
+        tcp.set_nonblocking(true)?;
+        unix.set_nonblocking(true)?;
+        epoll.add(&tcp, EpollEvent::new(EpollFlags::EPOLLIN, TCP))?;
+        epoll.add(&unix, EpollEvent::new(EpollFlags::EPOLLIN, UNIX))?;
+        epoll.add(&alarm, EpollEvent::new(EpollFlags::EPOLLIN, ALARM))?;
+        epoll.add(io::stdin(), EpollEvent::new(EpollFlags::EPOLLIN, STDIN))?;
+        Ok(Self {
+            epoll,
+            alarm,
+            tcp,
+            unix,
+            peers: vec![],
+            accepted: 0,
+            due: BinaryHeap::new(),
+            eager: VecDeque::new(),
+            event: Event::new(),
+            scratch: vec![0; SCRATCH],
+        })
+    }
+
+    /// Waits once and does what there is to do. False when stdin was closed.
+    fn turn(&mut self) -> Result<bool> {
+        let mut events = [EpollEvent::empty(); 256];
+        let patience = if self.eager.is_empty() { EpollTimeout::NONE } else { EpollTimeout::ZERO };
+        let ready = match self.epoll.wait(&mut events, patience) {
+            Err(nix::Error::EINTR) => 0,
+            waited => waited?,
+        };
+        for event in &events[..ready] {
+            match event.data() {
+                STDIN => return Ok(false),
+                ALARM => (),
+                TCP => self.accept_tcp()?,
+                UNIX => self.accept_unix()?,
+                slot => self.attend(usize::try_from(slot)?, event.events()),
+            }
+        }
+        self.send_due();
+        self.send_eager();
+        self.alarm.set(self.due.peek().map(|Reverse((due, ..))| *due))?;
+        Ok(true)
+    }
+
+    fn accept_tcp(&mut self) -> Result<()> {
+        while let Some((socket, _)) = unless_blocked(self.tcp.accept())? {
+            socket.set_nonblocking(true)?;
+            socket.set_nodelay(true)?;
+            self.admit(socket.into())?;
+        }
+        Ok(())
+    }
+
+    fn accept_unix(&mut self) -> Result<()> {
+        while let Some((socket, _)) = unless_blocked(self.unix.accept())? {
+            socket.set_nonblocking(true)?;
+            self.admit(socket.into())?;
+        }
+        Ok(())
+    }
+
+    fn admit(&mut self, socket: OwnedFd) -> Result<()> {
+        let free = self.peers.iter().position(Option::is_none);
+        let slot = free.unwrap_or_else(|| {
+            self.peers.push(None);
+            self.peers.len() - 1
+        });
+        self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, slot as u64))?;
+        self.accepted += 1;
+        self.peers[slot] = Some(Peer {
+            id: self.accepted,
+            socket: socket.into(),
+            request: Reader::default(),
+            head: vec![],
+            body: vec![],
+            unsent: vec![],
+            flow: None,
+        });
+        Ok(())
+    }
+
+    /// Reads and writes what one peer's socket allows. A peer that breaks off is forgotten.
+    fn attend(&mut self, slot: usize, ready: EpollFlags) {
+        let mut result = Ok(());
+        if ready.contains(EpollFlags::EPOLLOUT) {
+            result = self.flush(slot);
+        }
+        if result.is_ok() && ready.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP) {
+            result = self.receive(slot);
+        }
+        if result.is_err() {
+            self.peers[slot] = None;
+        }
+    }
+
+    fn receive(&mut self, slot: usize) -> Result<()> {
+        let Some(peer) = &mut self.peers[slot] else { return Ok(()) };
+        let Some(read) = unless_blocked((&peer.socket).read(&mut self.scratch))? else {
+            return Ok(());
+        };
+        ensure!(read > 0, "the peer has left");
+        if !peer.take(&self.scratch[..read])? {
+            return Ok(());
+        }
+        let call = Call::of(&peer.body);
+        peer.body.clear();
+        match call {
+            Call::Unary => self.send(slot, &script::answer(script::ANSWER.as_bytes())),
+            Call::Echo => {
+                let head = serde_json::to_vec(&String::from_utf8_lossy(&peer.head))?;
+                self.send(slot, &script::answer(&head))
+            }
+            Call::Stream { chunks, interval } => {
+                let interval = u64::try_from(interval.as_nanos())?;
+                peer.flow = Some(Flow { sent: 0, chunks, interval });
+                self.begin(slot)
+            }
+        }
+    }
+
+    /// Sends the head with the first chunk, as a provider does that has waited for its model.
+    fn begin(&mut self, slot: usize) -> Result<()> {
+        let mut bytes = script::stream_head();
+        let now = clock::now();
+        bytes.extend_from_slice(self.event.stamp(0, now));
+        self.send(slot, &bytes)?;
+        let Some(Peer { id, flow: Some(flow), unsent, .. }) = &mut self.peers[slot] else {
+            return Ok(());
+        };
+        flow.sent = 1;
+        let seat = Seat { slot, peer: *id };
+        if flow.interval > 0 {
+            self.due.push(Reverse((now + flow.interval, seat)));
+        } else if unsent.is_empty() {
+            self.eager.push_back(seat);
+        }
+        Ok(())
+    }
+
+    fn send_due(&mut self) {
+        while let Some(Reverse((due, seat))) = self.due.peek().copied() {
+            let now = clock::now();
+            if due > now {
+                break;
+            }
+            self.due.pop();
+            if let Some(flow) = self.send_chunk(seat) {
+                // A provider that cannot keep the pace slows down; it does not catch up.
+                self.due.push(Reverse(((due + flow.interval).max(now), seat)));
+            }
+        }
+    }
+
+    /// One chunk for each unpaced stream whose socket is not full.
+    fn send_eager(&mut self) {
+        for _ in 0..self.eager.len() {
+            let Some(seat) = self.eager.pop_front() else { return };
+            let more = self.send_chunk(seat).is_some();
+            // A full socket says when it takes more, and `flush` puts it back in the queue.
+            if more && self.peers[seat.slot].as_ref().is_some_and(|peer| peer.unsent.is_empty()) {
+                self.eager.push_back(seat);
+            }
+        }
+    }
+
+    /// Sends the next chunk, or all that follows the last one. Returns a stream that has more.
+    fn send_chunk(&mut self, seat: Seat) -> Option<Flow> {
+        let peer = self.peers.get_mut(seat.slot)?.as_mut().filter(|peer| peer.id == seat.peer)?;
+        let flow = peer.flow.as_mut()?;
+        if !peer.unsent.is_empty() {
+            return Some(*flow);
+        }
+        let result = if flow.sent == flow.chunks {
+            let end = script::stream_end(flow.chunks);
+            peer.flow = None;
+            self.send(seat.slot, &end)
+        } else {
+            let frame = self.event.stamp(flow.sent, clock::now());
+            flow.sent += 1;
+            peer.write(frame).and_then(|()| self.listen(seat.slot))
+        };
+        if result.is_err() {
+            self.peers[seat.slot] = None;
+        }
+        self.peers[seat.slot].as_ref()?.flow
+    }
+
+    fn send(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
+        let Some(peer) = &mut self.peers[slot] else { return Ok(()) };
+        peer.write(bytes)?;
+        self.listen(slot)
+    }
+
+    fn flush(&mut self, slot: usize) -> Result<()> {
+        let Some(peer) = &mut self.peers[slot] else { return Ok(()) };
+        let bytes = std::mem::take(&mut peer.unsent);
+        peer.write(&bytes)?;
+        if !peer.unsent.is_empty() {
+            return Ok(());
+        }
+        let ready = EpollEvent::new(EpollFlags::EPOLLIN, slot as u64);
+        self.epoll.modify(&peer.socket, &mut { ready })?;
+        if peer.flow.is_some_and(|flow| flow.interval == 0) {
+            self.eager.push_back(Seat { slot, peer: peer.id });
+        }
+        Ok(())
+    }
+
+    /// Asks to be told when a full socket takes more.
+    fn listen(&self, slot: usize) -> Result<()> {
+        let Some(peer) = &self.peers[slot] else { return Ok(()) };
+        if !peer.unsent.is_empty() {
+            let both = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT;
+            self.epoll.modify(&peer.socket, &mut EpollEvent::new(both, slot as u64))?;
+        }
+        Ok(())
+    }
+}
+
+impl Peer {
+    /// Takes a piece of the request. True when it is complete.
+    fn take(&mut self, bytes: &[u8]) -> Result<bool> {
+        let Self { head, body, request, .. } = self;
+        let used = request.feed(bytes, |part| {
+            match part {
+                Part::Head(bytes) => {
+                    head.clear();
+                    head.extend_from_slice(bytes);
+                }
+                Part::Body(bytes) => {
+                    let room = KEPT.saturating_sub(body.len()).min(bytes.len());
+                    body.extend_from_slice(&bytes[..room]);
+                }
+            }
+            Ok(())
+        })?;
+        ensure!(used == bytes.len(), "the provider takes one request at a time");
+        if request.is_done() {
+            request.reset();
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = unless_blocked(self.socket.write(bytes))?.unwrap_or(0);
+        self.unsent.extend_from_slice(&bytes[written..]);
+        Ok(())
+    }
+}
+
+/// The result, or nothing where the socket would have made us wait.
+pub(crate) fn unless_blocked<T>(result: io::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+const TCP: u64 = u64::MAX;
+const UNIX: u64 = u64::MAX - 1;
+const ALARM: u64 = u64::MAX - 2;
+const STDIN: u64 = u64::MAX - 3;
+/// One read's worth; a 1 MB prompt then stays within the processor's cache.
+const SCRATCH: usize = 64 * 1024;
+/// How much of a body is looked at for the model's name.
+const KEPT: usize = 64 * 1024;

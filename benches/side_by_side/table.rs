@@ -1,0 +1,143 @@
+//! What was measured, pair by pair, and how it is printed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::subject::Subject;
+
+/// Which of two values wins.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Better {
+    Lower,
+    Higher,
+}
+
+/// One number of one round.
+pub(crate) struct Value {
+    pub(crate) row: String,
+    pub(crate) better: Better,
+    pub(crate) number: f64,
+}
+
+impl Value {
+    pub(crate) fn lower(row: impl Into<String>, number: f64) -> Self {
+        Self { row: row.into(), better: Better::Lower, number }
+    }
+
+    pub(crate) fn higher(row: impl Into<String>, number: f64) -> Self {
+        Self { row: row.into(), better: Better::Higher, number }
+    }
+}
+
+/// Rows in the order in which they were first recorded.
+#[derive(Default, Serialize)]
+pub(crate) struct Table {
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    better: Better,
+    /// One value per round; the same position is the same round for all subjects.
+    values: BTreeMap<&'static str, Vec<f64>>,
+}
+
+impl Table {
+    pub(crate) fn record(&mut self, subject: Subject, value: Value) {
+        let known = self.rows.iter().position(|row| row.name == value.row);
+        let at = known.unwrap_or_else(|| {
+            let Value { row: name, better, .. } = value;
+            self.rows.push(Row { name, better, values: BTreeMap::new() });
+            self.rows.len() - 1
+        });
+        self.rows[at].values.entry(subject.name()).or_default().push(value.number);
+    }
+
+    /// For each row of this name, a row that says what the subjects add to `base`.
+    pub(crate) fn compare(&mut self, name: &str, base: Subject) {
+        let mut added = vec![];
+        for row in self.rows.iter().filter(|row| row.name.contains(name)) {
+            let Some(zero) = row.values.get(base.name()) else { continue };
+            let others = row.values.iter().filter(|(subject, _)| **subject != base.name());
+            let less = |all: &[f64]| all.iter().zip(zero).map(|(one, zero)| one - zero).collect();
+            let values = others.map(|(subject, all)| (*subject, less(all))).collect();
+            let name = row.name.replace(name, &format!("added {name}"));
+            added.push(Row { name, better: row.better, values });
+        }
+        self.rows.append(&mut added);
+    }
+
+    /// A Markdown table: medians with the spread of the rounds, and our ratio to the better nginx.
+    pub(crate) fn render(&self, subjects: &[Subject]) -> String {
+        let mut text = String::from("| measurement |");
+        for subject in subjects {
+            let _infallible = write!(text, " {} |", subject.name());
+        }
+        text.push_str(" ours / best nginx |\n|---|");
+        text.push_str(&"---:|".repeat(subjects.len() + 1));
+        for row in &self.rows {
+            let _infallible = write!(text, "\n| {} |", row.name);
+            for subject in subjects {
+                let cell = row.values.get(subject.name()).map_or("–".to_owned(), |all| cell(all));
+                let _infallible = write!(text, " {cell} |");
+            }
+            let _infallible = write!(text, " {} |", row.ratio(subjects).unwrap_or("–".to_owned()));
+        }
+        text.push('\n');
+        text
+    }
+}
+
+impl Row {
+    /// Our value over that of the better nginx, round by round.
+    fn ratio(&self, subjects: &[Subject]) -> Option<String> {
+        let ours = self.values.get(Subject::Ours.name())?;
+        let rivals = subjects.iter().filter(|subject| subject.is_nginx());
+        let rivals = rivals.filter_map(|rival| self.values.get(rival.name()));
+        let best = rivals.min_by(|one, other| {
+            let order = median(one).total_cmp(&median(other));
+            match self.better {
+                Better::Lower => order,
+                Better::Higher => order.reverse(),
+            }
+        })?;
+        let ratios: Vec<f64> = ours.iter().zip(best).map(|(ours, theirs)| ours / theirs).collect();
+        let (low, high) = (quantile(&ratios, 0.25), quantile(&ratios, 0.75));
+        Some(format!("**{:.2}** ({low:.2}–{high:.2})", median(&ratios)))
+    }
+}
+
+/// The median, with half the distance between the quartiles.
+fn cell(values: &[f64]) -> String {
+    if let [only] = values {
+        return short(*only);
+    }
+    let spread = (quantile(values, 0.75) - quantile(values, 0.25)) / 2.0;
+    format!("{} ±{}", short(median(values)), short(spread))
+}
+
+fn short(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+pub(crate) fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// Interpolated between neighbours, as there are few rounds.
+fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
+    let at = q * last as f64;
+    let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    low + (high - low) * at.fract()
+}
