@@ -19,9 +19,10 @@ pub(crate) struct Scale {
     pub(crate) starts: usize,
     pub(crate) warm_up: Duration,
     pub(crate) window: Duration,
-    /// Concurrent streams of the three paced measurements.
-    pub(crate) streams: [usize; 3],
-    pub(crate) interval: Duration,
+    /// Concurrent streams of the paced measurements, and the time between their chunks.
+    pub(crate) paces: &'static [(usize, Duration)],
+    /// Streams that are open while memory is read.
+    pub(crate) open: usize,
     /// Chunks of each unpaced stream.
     pub(crate) burst: u32,
 }
@@ -32,8 +33,14 @@ impl Scale {
         starts: 20,
         warm_up: Duration::from_millis(200),
         window: Duration::from_millis(1200),
-        streams: [1, 100, 1000],
-        interval: Duration::from_millis(20),
+        // The last is more than one processor can carry through nginx: it shows the queue.
+        paces: &[
+            (1, Duration::from_millis(20)),
+            (100, Duration::from_millis(20)),
+            (1000, Duration::from_millis(100)),
+            (1000, Duration::from_millis(20)),
+        ],
+        open: 1000,
         burst: 40_000,
     };
     /// Everything, but only just.
@@ -42,8 +49,8 @@ impl Scale {
         starts: 2,
         warm_up: Duration::from_millis(10),
         window: Duration::from_millis(50),
-        streams: [1, 10, 50],
-        interval: Duration::from_millis(5),
+        paces: &[(1, Duration::from_millis(5)), (50, Duration::from_millis(5))],
+        open: 50,
         burst: 2000,
     };
 }
@@ -84,17 +91,19 @@ pub(crate) fn first_byte(scale: Scale, running: &Running) -> Result<Vec<Value>> 
 }
 
 /// Streams as a model would feed them.
-pub(crate) fn paced(scale: Scale, streams: usize, running: &Running) -> Result<Vec<Value>> {
-    let name = match streams {
-        1 => "1 stream".to_owned(),
-        _ => format!("{streams} streams"),
-    };
-    let course = paced_course(scale, streams);
+pub(crate) fn paced(
+    scale: Scale,
+    (streams, interval): (usize, Duration),
+    running: &Running,
+) -> Result<Vec<Value>> {
+    let plural = if streams == 1 { "" } else { "s" };
+    let name = format!("{streams} stream{plural} {interval:?} apart");
+    let course = paced_course(scale, streams, interval);
     let seen = flow(course, running)?;
     let mut values = percentiles(&format!("{name}: chunk lag"), &seen.lags);
     values.extend(seen.cpu_per_chunk(&name));
     // Too few chunks per second say that the pace was not kept; lag then measures the queue.
-    let asked = streams as f64 / course.interval.as_secs_f64();
+    let asked = streams as f64 / interval.as_secs_f64();
     let kept = 100.0 * seen.chunks_per_second() / asked;
     values.push(Value::higher(format!("{name}: pace kept %"), kept));
     if streams > 1 {
@@ -122,9 +131,9 @@ pub(crate) fn memory(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     }
     closed::run(&load(scale, 1, 2048), &running.socket, || Ok(()))?;
     let idle = running.tree().memory()?;
-    let streams = scale.streams[2];
+    let streams = scale.open;
     let mut busy = idle;
-    let course = Course { interval: scale.interval * 5, ..paced_course(scale, streams) };
+    let course = paced_course(scale, streams, Duration::from_millis(100));
     stream::run(course, std::slice::from_ref(&running.socket), || {
         busy = running.tree().memory()?;
         Ok(())
@@ -259,12 +268,12 @@ fn load(scale: Scale, clients: usize, bytes: usize) -> Load {
 }
 
 /// Enough chunks for all streams to flow for twice the window once the last one has begun.
-fn paced_course(scale: Scale, streams: usize) -> Course {
+fn paced_course(scale: Scale, streams: usize, interval: Duration) -> Course {
     let ramp = STAGGER * u32::try_from(streams).unwrap_or(u32::MAX);
     let whole = ramp + scale.window * 2;
-    let chunks = whole.as_micros() / scale.interval.as_micros() + 2;
+    let chunks = whole.as_micros() / interval.as_micros() + 2;
     let chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
-    Course { streams, stagger: STAGGER, chunks, interval: scale.interval }
+    Course { streams, stagger: STAGGER, chunks, interval }
 }
 
 /// The usual three, in microseconds, as far as there are samples enough to speak of them.

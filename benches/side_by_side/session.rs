@@ -89,9 +89,9 @@ impl Session {
         self.alternate("unary-16", |running| measure::unary_crowd(scale, running))?;
         self.alternate("prompt", |running| measure::long_prompt(scale, running))?;
         self.alternate("first-byte", |running| measure::first_byte(scale, running))?;
-        for streams in scale.streams {
-            let name = format!("streams-{streams}");
-            self.alternate(&name, |running| measure::paced(scale, streams, running))?;
+        for pace in scale.paces {
+            let name = format!("streams-{}-{:?}", pace.0, pace.1);
+            self.alternate(&name, |running| measure::paced(scale, *pace, running))?;
         }
         self.alternate("unpaced", |running| measure::unpaced(scale, running))?;
         self.memory()?;

@@ -64,7 +64,11 @@ impl Table {
             let Some(zero) = row.values.get(base.name()) else { continue };
             let others = row.values.iter().filter(|(subject, _)| **subject != base.name());
             let less = |all: &[f64]| all.iter().zip(zero).map(|(one, zero)| one - zero).collect();
-            let values = others.map(|(subject, all)| (*subject, less(all))).collect();
+            let values: BTreeMap<_, _> =
+                others.map(|(subject, all)| (*subject, less(all))).collect();
+            if values.is_empty() {
+                continue;
+            }
             let name = row.name.replace(name, &format!("added {name}"));
             added.push(Row { name, better: row.better, values });
         }
