@@ -51,6 +51,7 @@ pub struct Config {
     pub sync_every: Duration,
     /// The ed25519 seed that checkpoints are signed with: 32 bytes as hexadecimal or base64.
     /// Without one, a key is made that lives as long as the process.
+    #[serde(skip)]
     pub signing_key: Option<Secret>,
     /// Records between two signed checkpoints; 0 signs only the end.
     pub checkpoint_every: u64,

@@ -12,5 +12,7 @@ pub mod budget;
 pub mod cli;
 pub mod config;
 pub mod gateway;
+#[cfg(doc)]
+pub mod manual;
 pub mod provider;
 pub mod run;

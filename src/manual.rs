@@ -1,0 +1,40 @@
+//! The manual: longer texts than a module's head should hold, checked with the rest of the documentation.
+
+#[doc = include_str!("manual/architecture.md")]
+pub mod architecture {}
+
+#[doc = include_str!("manual/operations.md")]
+pub mod operations {}
+
+#[doc = include_str!("manual/refusals.md")]
+pub mod refusals {}
+
+#[doc = include_str!("manual/security.md")]
+pub mod security {}
+
+/// Why things are as they are; one decision a page.
+pub mod decisions {
+    #[doc = include_str!("manual/decisions/0001-one-package-with-rooms.md")]
+    pub mod d0001 {}
+
+    #[doc = include_str!("manual/decisions/0002-plain-functions-on-the-data-plane.md")]
+    pub mod d0002 {}
+
+    #[doc = include_str!("manual/decisions/0003-own-http1-client-upstream.md")]
+    pub mod d0003 {}
+
+    #[doc = include_str!("manual/decisions/0004-write-the-audit-inline.md")]
+    pub mod d0004 {}
+
+    #[doc = include_str!("manual/decisions/0005-retry-only-what-was-not-delivered.md")]
+    pub mod d0005 {}
+
+    #[doc = include_str!("manual/decisions/0006-unwind-not-abort.md")]
+    pub mod d0006 {}
+
+    #[doc = include_str!("manual/decisions/0007-one-runtime-per-worker.md")]
+    pub mod d0007 {}
+
+    #[doc = include_str!("manual/decisions/0008-settings-have-one-table.md")]
+    pub mod d0008 {}
+}

@@ -1,0 +1,64 @@
+//! The files in `config/` are what they say they are.
+
+use std::fs;
+
+use cogni_gateway::config::Config;
+
+/// The example is complete and equal to the defaults, so that it can be trusted as documentation.
+#[test]
+fn the_example_configuration_is_the_default() {
+    let text = example();
+    assert_eq!(toml::from_str::<Config>(&text).unwrap(), Config::default());
+}
+
+/// A setting that is commented out is one that exists.
+#[test]
+fn the_commented_settings_are_understood() {
+    toml::from_str::<Config>(&uncommented()).unwrap();
+}
+
+/// Each table is asked for a key that no table has; the answer names those that it has.
+#[test]
+fn the_example_configuration_leaves_nothing_out() {
+    let text = uncommented();
+    let shown: toml::Table = text.parse().unwrap();
+    let tables = text.lines().filter(|line| line.starts_with('['));
+    for header in tables.chain([""]) {
+        let asked = if header.is_empty() {
+            format!("no_such_key = 1\n{text}")
+        } else {
+            text.replace(header, &format!("{header}\nno_such_key = 1"))
+        };
+        let answer = toml::from_str::<Config>(&asked).unwrap_err().to_string();
+        let expected = answer
+            .split("expected one of")
+            .nth(1)
+            .or_else(|| answer.split("expected").nth(1))
+            .unwrap();
+        let table = header
+            .trim_matches(['[', ']'])
+            .split('.')
+            .filter(|name| !name.is_empty())
+            .fold(&shown, |table, name| table[name].as_table().unwrap());
+        for key in expected.split('`').skip(1).step_by(2) {
+            assert!(table.contains_key(key), "{header} lacks `{key}`");
+        }
+    }
+}
+
+fn example() -> String {
+    fs::read_to_string("config/gateway.toml").unwrap()
+}
+
+/// The example with its commented settings in force.
+fn uncommented() -> String {
+    let is_setting = |line: &str| {
+        line.split_once(" = ").is_some_and(|(key, _)| {
+            key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        })
+    };
+    let line = |line: &str| {
+        line.strip_prefix("# ").filter(|rest| is_setting(rest)).unwrap_or(line).to_owned()
+    };
+    example().lines().map(line).collect::<Vec<_>>().join("\n")
+}
