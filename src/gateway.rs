@@ -99,7 +99,7 @@ async fn serve(
     let call = if route.method() == Method::POST {
         let (rope, document) = receive::body(request.into_body(), policy).await?;
         exchange.received(rope.len());
-        body::admit(route, &policy.body, rope, document)?
+        body::admit(route, &policy.body, rope, &document)?
     } else {
         Call::default()
     };

@@ -109,7 +109,7 @@ impl Exchange {
         let ask = Ask {
             is_turn: route.is_turn(),
             input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
-            output: call.requested_output,
+            output: call.output(),
         };
         let gateway = Arc::clone(&self.gateway);
         let reservation = gateway.run.ledger.reserve(&ask)?;

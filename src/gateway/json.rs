@@ -49,6 +49,8 @@ pub struct Scanner {
     /// Offset of the next byte, from the start of the document.
     at: u64,
     text: Text,
+    /// What is still to come of `true`, `false` or `null`.
+    literal: &'static [u8],
     /// The arrays and objects that are open, with the keys seen in them.
     keys: Keys,
     /// The top-level member that is being read.
@@ -120,8 +122,8 @@ enum State {
     /// In a string that is a value.
     Text,
     Number(Number),
-    /// In `true`, `false` or `null`: the bytes still to come.
-    Literal(&'static [u8]),
+    /// In `true`, `false` or `null`.
+    Literal,
     /// `,` or `}`: after a member of an object.
     AfterMember,
     /// `,` or `]`: after an element of an array.
@@ -137,6 +139,7 @@ impl Scanner {
             state: State::Start,
             at: 0,
             text: Text::default(),
+            literal: &[],
             keys: Keys::default(),
             member: Member::default(),
             members: Vec::new(),
@@ -164,54 +167,58 @@ impl Scanner {
         }
     }
 
-    fn read(&mut self, mut data: &[u8]) -> Result<(), Invalid> {
-        while !data.is_empty() {
-            let read = match self.state {
-                State::Key => self.key(data)?,
-                State::Text => self.text(data)?,
-                State::Number(number) => self.number(number, data)?,
-                State::Literal(rest) => self.literal(rest, data)?,
-                _ => self.structure(data)?,
+    fn read(&mut self, data: &[u8]) -> Result<(), Invalid> {
+        let mut read = 0;
+        while read < data.len() {
+            let (rest, at) = (&data[read..], self.at + read as u64);
+            let (state, passed) = match self.state {
+                State::Key => self.key(rest, at)?,
+                State::Text => self.text(rest, at)?,
+                State::Number(number) => self.number(number, rest, at)?,
+                State::Literal => self.literal(rest, at)?,
+                state => self.structure(state, rest, at)?,
             };
-            data = &data[read..];
-            self.at += read as u64;
+            self.state = state;
+            read += passed;
         }
+        self.at += data.len() as u64;
         Ok(())
     }
 
     /// White space, and the one byte after it that decides what comes next.
-    fn structure(&mut self, data: &[u8]) -> Result<usize, Invalid> {
-        let space = data.iter().take_while(|byte| b" \n\r\t".contains(byte)).count();
-        let Some(&byte) = data.get(space) else { return Ok(space) };
-        let at = self.at + space as u64;
-        match (self.state, byte) {
-            (State::FirstKey | State::NextKey, b'"') => self.open_key(at),
-            (State::Colon, b':') | (State::AfterElement, b',') => self.state = State::Value,
-            (State::AfterMember, b',') => self.state = State::NextKey,
+    fn structure(&mut self, state: State, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
+        let space = data.iter().take_while(|byte| is_space(**byte)).count();
+        let Some(&byte) = data.get(space) else { return Ok((state, space)) };
+        let at = at + space as u64;
+        let next = match (state, byte) {
+            (State::FirstKey | State::NextKey, b'"') => {
+                self.keys.begin(at);
+                State::Key
+            }
+            (State::Colon, b':') | (State::AfterElement, b',') => State::Value,
+            (State::AfterMember, b',') => State::NextKey,
             (State::FirstKey | State::AfterMember, b'}')
-            | (State::FirstValue | State::AfterElement, b']') => self.close(at),
+            | (State::FirstValue | State::AfterElement, b']') => {
+                self.keys.close();
+                self.end_value(at + 1)
+            }
             (State::Start, b'{') | (State::Value | State::FirstValue, _) => {
-                self.open_value(byte, at)?;
+                self.begin_value(byte, at)?
             }
             (State::Start, _) => return Err(Invalid::NotAnObject { at }),
             _ => return Err(Invalid::Syntax { at }),
-        }
-        Ok(space + 1)
+        };
+        Ok((next, space + 1))
     }
 
-    fn open_key(&mut self, at: u64) {
-        self.keys.begin(at);
-        self.state = State::Key;
-    }
-
-    fn open_value(&mut self, byte: u8, at: u64) -> Result<(), Invalid> {
+    fn begin_value(&mut self, byte: u8, at: u64) -> Result<State, Invalid> {
         let (kind, state) = match byte {
             b'"' => (Kind::String, State::Text),
             b'[' => (Kind::Array, State::FirstValue),
             b'{' => (Kind::Object, State::FirstKey),
-            b't' => (Kind::Bool, State::Literal(b"rue")),
-            b'f' => (Kind::Bool, State::Literal(b"alse")),
-            b'n' => (Kind::Null, State::Literal(b"ull")),
+            b't' => (Kind::Bool, self.begin_literal(b"rue")),
+            b'f' => (Kind::Bool, self.begin_literal(b"alse")),
+            b'n' => (Kind::Null, self.begin_literal(b"ull")),
             _ => match Number::begin(byte) {
                 Some(number) => (Kind::Number, State::Number(number)),
                 None => return Err(Invalid::Syntax { at }),
@@ -229,38 +236,27 @@ impl Scanner {
             }
             self.keys.open(kind);
         }
-        self.state = state;
-        Ok(())
+        Ok(state)
     }
 
-    fn close(&mut self, at: u64) {
-        self.keys.close();
-        self.end_value(at + 1);
-    }
-
-    fn end_value(&mut self, end: u64) {
+    fn end_value(&mut self, end: u64) -> State {
         if self.keys.depth() == 1 {
             self.member.value.end = end;
             self.members.push(mem::take(&mut self.member));
         }
-        self.state = match self.keys.innermost() {
+        match self.keys.innermost() {
             Some(Kind::Object) => State::AfterMember,
             Some(_) => State::AfterElement,
             None => State::End,
-        };
-    }
-
-    fn key(&mut self, data: &[u8]) -> Result<usize, Invalid> {
-        let (read, ended) = self.text.read(data, self.at, Some(&mut self.keys.name))?;
-        if ended {
-            self.end_key()?;
         }
-        Ok(read)
     }
 
-    fn end_key(&mut self) -> Result<(), Invalid> {
+    fn key(&mut self, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
+        let (read, ended) = self.text.read(data, at, Some(&mut self.keys.name))?;
+        if !ended {
+            return Ok((State::Key, read));
+        }
         self.keys.end()?;
-        self.state = State::Colon;
         if self.keys.depth() == 1 {
             let limit = self.limits.members;
             if self.members.len() >= usize::from(limit) {
@@ -269,45 +265,53 @@ impl Scanner {
             self.member.key = self.keys.name.key();
             self.member.start = self.keys.at;
         }
-        Ok(())
+        Ok((State::Colon, read))
     }
 
-    fn text(&mut self, data: &[u8]) -> Result<usize, Invalid> {
-        let (read, ended) = self.text.read(data, self.at, None)?;
-        if ended {
-            self.end_value(self.at + read as u64);
-        }
-        Ok(read)
+    fn text(&mut self, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
+        let (read, ended) = self.text.read(data, at, None)?;
+        Ok((if ended { self.end_value(at + read as u64) } else { State::Text }, read))
     }
 
     /// A number ends where the next byte cannot belong to it, so that byte is left unread.
-    fn number(&mut self, mut number: Number, data: &[u8]) -> Result<usize, Invalid> {
+    fn number(
+        &mut self,
+        mut number: Number,
+        data: &[u8],
+        at: u64,
+    ) -> Result<(State, usize), Invalid> {
         for (read, &byte) in data.iter().enumerate() {
-            let at = self.at + read as u64;
+            let at = at + read as u64;
             number = match number.next(byte) {
                 Some(number) => number,
-                None if number.is_complete() => {
-                    self.end_value(at);
-                    return Ok(read);
-                }
+                None if number.is_complete() => return Ok((self.end_value(at), read)),
                 None => return Err(Invalid::Syntax { at }),
             };
         }
-        self.state = State::Number(number);
-        Ok(data.len())
+        Ok((State::Number(number), data.len()))
     }
 
-    fn literal(&mut self, rest: &'static [u8], data: &[u8]) -> Result<usize, Invalid> {
-        let same = rest.iter().zip(data).take_while(|(expected, byte)| expected == byte).count();
-        if same == rest.len() {
-            self.end_value(self.at + same as u64);
-        } else if same == data.len() {
-            self.state = State::Literal(&rest[same..]);
-        } else {
-            return Err(Invalid::Syntax { at: self.at + same as u64 });
-        }
-        Ok(same)
+    fn begin_literal(&mut self, rest: &'static [u8]) -> State {
+        self.literal = rest;
+        State::Literal
     }
+
+    fn literal(&mut self, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
+        let same = self.literal.iter().zip(data).take_while(|(expected, byte)| expected == byte);
+        let same = same.count();
+        if same == self.literal.len() {
+            Ok((self.end_value(at + same as u64), same))
+        } else if same == data.len() {
+            self.literal = &self.literal[same..];
+            Ok((State::Literal, same))
+        } else {
+            Err(Invalid::Syntax { at: at + same as u64 })
+        }
+    }
+}
+
+fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\n' | b'\r' | b'\t')
 }
 
 impl Document {

@@ -1,50 +1,198 @@
-//! tmp
-use bytes::{Buf, Bytes};
+//! A body in the frames it came in, edited without copying it.
+//!
+//! Frames are reference-counted slices of the socket reader's buffers. An edit cuts them and puts a
+//! few bytes between the cuts; the payload stays where it was received until it is sent.
+
 use std::collections::VecDeque;
-#[derive(Default)]
+use std::convert::Infallible;
+use std::fmt;
+use std::io::IoSlice;
+use std::mem;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes, BytesMut};
+use hyper::body::{Body, Frame, SizeHint};
+
+/// A sequence of bytes in pieces, none of them empty.
+#[derive(Clone, Default)]
 pub struct Rope {
     pieces: VecDeque<Bytes>,
     len: u64,
 }
+
 impl Rope {
+    /// Adds a frame at the end.
+    ///
+    /// Frames are kept as they are, except that neighbours of 1 KiB or less together are copied into
+    /// one: otherwise a client that sends its body byte by byte would make us hold a piece, and
+    /// perhaps a buffer behind it, for each byte.
+    pub fn push(&mut self, frame: Bytes) {
+        match self.pieces.back_mut() {
+            Some(last) if last.len() + frame.len() <= JOINED => {
+                self.len += frame.len() as u64;
+                *last = join(mem::take(last), &frame);
+            }
+            _ => self.append(frame),
+        }
+    }
+
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
-    pub fn push(&mut self, b: Bytes) {
-        self.len += b.len() as u64;
-        self.pieces.push_back(b);
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
+
+    /// The pieces, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
+        self.pieces.iter()
+    }
+
+    pub fn into_pieces(self) -> VecDeque<Bytes> {
+        self.pieces
+    }
+
+    /// Takes the first piece out.
     pub fn pop(&mut self) -> Option<Bytes> {
-        self.pieces.pop_front()
+        let piece = self.pieces.pop_front()?;
+        self.len -= piece.len() as u64;
+        Some(piece)
     }
-}
-impl Buf for Rope {
-    fn remaining(&self) -> usize {
-        self.len as usize
+
+    /// The bytes in `range`, as far as they exist. They are copied where they stand in more than
+    /// one piece, so this is for small ranges.
+    pub fn slice(&self, range: Range<u64>) -> Bytes {
+        let mut start = 0;
+        let cuts = self.pieces.iter().filter_map(|piece| {
+            let within = |offset: u64| clamp(offset.saturating_sub(start), piece.len());
+            let cut = within(range.start)..within(range.end);
+            start += piece.len() as u64;
+            (!cut.is_empty()).then(|| piece.slice(cut))
+        });
+        cuts.reduce(|head, next| join(head, &next)).unwrap_or_default()
     }
-    fn chunk(&self) -> &[u8] {
-        self.pieces.front().map_or(&[], |b| b)
+
+    /// Replaces each range by the bytes that come with it.
+    ///
+    /// # Panics
+    ///
+    /// If the ranges are not in order, overlap, or reach past the end.
+    #[must_use]
+    pub fn splice(mut self, edits: impl IntoIterator<Item = (Range<u64>, Bytes)>) -> Self {
+        let mut spliced = Self { pieces: VecDeque::with_capacity(self.pieces.len() + 4), len: 0 };
+        let mut at = 0;
+        for (range, bytes) in edits {
+            assert!(at <= range.start && range.start <= range.end, "edits are in order");
+            self.cut(range.start - at, |piece| spliced.append(piece));
+            self.cut(range.end - range.start, drop);
+            spliced.append(bytes);
+            at = range.end;
+        }
+        self.cut(self.len, |piece| spliced.append(piece));
+        spliced
     }
-    fn advance(&mut self, mut n: usize) {
-        self.len -= n as u64;
-        while n > 0 {
-            let f = self.pieces.front_mut().expect("x");
-            let k = f.len().min(n);
-            f.advance(k);
-            n -= k;
-            if f.is_empty() {
-                self.pieces.pop_front();
+
+    fn append(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.len += piece.len() as u64;
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// Takes the first `len` bytes out, piece by piece.
+    fn cut(&mut self, len: u64, mut each: impl FnMut(Bytes)) {
+        assert!(len <= self.len, "the rope is {} bytes long, not {len}", self.len);
+        self.len -= len;
+        let mut left = clamp(len, usize::MAX);
+        while left > 0
+            && let Some(mut piece) = self.pieces.pop_front()
+        {
+            if left < piece.len() {
+                self.pieces.push_front(piece.split_off(left));
             }
+            left -= piece.len();
+            each(piece);
         }
     }
 }
-impl hyper::body::Body for Rope {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-    fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        _: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
-        std::task::Poll::Ready(self.pop().map(|b| Ok(hyper::body::Frame::data(b))))
+
+/// For writing the pieces with one vectored write.
+impl Buf for Rope {
+    fn remaining(&self) -> usize {
+        clamp(self.len, usize::MAX)
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.pieces.front().map_or(&[], |piece| piece)
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let filled = slices.iter_mut().zip(&self.pieces).map(|(slice, piece)| {
+            *slice = IoSlice::new(piece);
+        });
+        filled.count()
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.cut(len as u64, drop);
     }
 }
+
+/// For hyper, piece by piece.
+impl Body for Rope {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.pop().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len)
+    }
+}
+
+impl FromIterator<Bytes> for Rope {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(frames: I) -> Self {
+        let mut rope = Self::default();
+        frames.into_iter().for_each(|frame| rope.push(frame));
+        rope
+    }
+}
+
+/// Sizes only: a body holds prompts.
+impl fmt::Debug for Rope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rope").field("len", &self.len).field("pieces", &self.pieces.len()).finish()
+    }
+}
+
+/// Adds `tail` to a small piece, in place where its buffer is its own and has room.
+fn join(piece: Bytes, tail: &[u8]) -> Bytes {
+    let mut joined = piece.try_into_mut().unwrap_or_else(|piece| {
+        let mut copy = BytesMut::with_capacity(JOINED);
+        copy.extend_from_slice(&piece);
+        copy
+    });
+    joined.extend_from_slice(tail);
+    joined.freeze()
+}
+
+fn clamp(offset: u64, limit: usize) -> usize {
+    usize::try_from(offset).map_or(limit, |offset| offset.min(limit))
+}
+
+/// Neighbours that come to no more than this are copied into one. A 32 MiB body is then never more
+/// than 65,536 pieces (2 MiB of handles), and frames of the usual 8 KiB and more are not touched.
+const JOINED: usize = 1024;

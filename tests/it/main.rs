@@ -2,6 +2,7 @@
 #![expect(clippy::panic, clippy::unwrap_used, reason = "test support is not production code")]
 
 mod audit;
+mod body;
 mod examples;
 mod gateway;
 mod provider;

@@ -1,15 +1,16 @@
 //! Why a document was refused, and at which byte.
 
-/// The first thing wrong with a document. Offsets count bytes from 0.
+/// The first thing wrong with a document. Offsets count bytes from 0; messages read on after
+/// "the body is not acceptable JSON:".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    #[error("the body is empty; send a JSON object")]
+    #[error("it is empty; send an object")]
     Empty,
-    #[error("the body is not a JSON object (byte {at})")]
+    #[error("it is not an object (byte {at})")]
     NotAnObject { at: u64 },
-    #[error("the body is not JSON: unexpected byte at {at}")]
+    #[error("unexpected byte at {at}")]
     Syntax { at: u64 },
-    #[error("the body ends at byte {at}, in the middle of its JSON")]
+    #[error("it ends at byte {at}, before its object does")]
     Unfinished { at: u64 },
     #[error("raw control character in a string at byte {at}; escape it")]
     ControlCharacter { at: u64 },

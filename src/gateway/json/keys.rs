@@ -18,8 +18,8 @@ pub const LIVE_KEYS: usize = 16_384;
 /// A member's key, unescaped, where it is no longer than [`Key::MAX`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
-    /// More than [`Key::MAX`] for a long key.
-    len: u8,
+    /// `None` for a long key.
+    len: Option<usize>,
     /// Zeros from `len` on.
     bytes: [u8; Self::MAX],
 }
@@ -34,17 +34,15 @@ pub(super) struct Keys {
     open: Vec<Open>,
     /// The keys of objects with few of them. Each object owns a stretch, the innermost the last.
     few: Vec<Fingerprint>,
+    /// The keys of objects with more than [`FEW`], and the depth of each.
+    many: Vec<(usize, HashSet<Fingerprint>)>,
     live: usize,
 }
 
-enum Open {
-    Array,
-    Object {
-        /// Where in [`Keys::few`] its stretch begins.
-        first: usize,
-        /// Its keys, once there are more than [`FEW`].
-        many: Option<HashSet<Fingerprint>>,
-    },
+struct Open {
+    kind: Kind,
+    /// Where in [`Keys::few`] its stretch begins.
+    first: usize,
 }
 
 /// A key as its bytes arrive.
@@ -61,7 +59,11 @@ pub(super) struct Name {
 
 /// A short key itself, or the length and hash of a long one: equal keys have equal fingerprints.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Fingerprint(u128);
+struct Fingerprint {
+    head: u64,
+    /// The length in the top byte, 255 for a long key.
+    tail: u64,
+}
 
 impl Key {
     /// Bytes of the longest key that is kept. No field of an LLM protocol, LiteLLM's included, has
@@ -70,8 +72,7 @@ impl Key {
 
     /// The key, unless it is longer than [`Key::MAX`] bytes.
     pub fn as_str(&self) -> Option<&str> {
-        let bytes = self.bytes.get(..usize::from(self.len))?;
-        str::from_utf8(bytes).ok()
+        str::from_utf8(&self.bytes[..self.len?]).ok()
     }
 }
 
@@ -80,25 +81,23 @@ impl Keys {
         self.open.len()
     }
 
+    /// Whether the innermost is an array or an object.
     pub(super) fn innermost(&self) -> Option<Kind> {
-        self.open.last().map(|open| match open {
-            Open::Array => Kind::Array,
-            Open::Object { .. } => Kind::Object,
-        })
+        self.open.last().map(|open| open.kind)
     }
 
     pub(super) fn open(&mut self, kind: Kind) {
-        self.open.push(match kind {
-            Kind::Object => Open::Object { first: self.few.len(), many: None },
-            _ => Open::Array,
-        });
+        self.open.push(Open { kind, first: self.few.len() });
     }
 
     /// Forgets the innermost array or object and its keys.
     pub(super) fn close(&mut self) {
-        if let Some(Open::Object { first, many }) = self.open.pop() {
-            self.live -= self.few.len() - first + many.map_or(0, |keys| keys.len());
-            self.few.truncate(first);
+        let depth = self.depth();
+        let Some(Open { first, .. }) = self.open.pop() else { return };
+        self.live -= self.few.len() - first;
+        self.few.truncate(first);
+        if let Some((_, keys)) = self.many.pop_if(|(owner, _)| *owner == depth) {
+            self.live -= keys.len();
         }
     }
 
@@ -123,16 +122,17 @@ impl Keys {
 
     /// Whether the key is new to the innermost object.
     fn insert(&mut self, key: Fingerprint) -> bool {
-        let Some(Open::Object { first, many }) = self.open.last_mut() else { return true };
-        if let Some(keys) = many {
+        let depth = self.depth();
+        if let Some((_, keys)) = self.many.last_mut().filter(|(owner, _)| *owner == depth) {
             return keys.insert(key);
         }
-        if self.few[*first..].contains(&key) {
+        let first = self.open.last().map_or(0, |open| open.first);
+        if self.few[first..].contains(&key) {
             return false;
         }
         self.few.push(key);
-        if self.few.len() - *first > FEW {
-            *many = Some(self.few.drain(*first..).collect());
+        if self.few.len() - first > FEW {
+            self.many.push((depth, self.few.drain(first..).collect()));
         }
         true
     }
@@ -145,10 +145,8 @@ impl Name {
         self.hasher = None;
     }
 
-    /// Adds bytes to the key, and says how many that was.
-    pub(super) fn push(&mut self, mut bytes: &[u8]) -> usize {
-        let len = bytes.len();
-        self.len += len as u64;
+    pub(super) fn push(&mut self, mut bytes: &[u8]) {
+        self.len += bytes.len() as u64;
         while !bytes.is_empty() {
             if self.filled == self.block.len() {
                 self.hasher.get_or_insert_with(|| self.seed.build_hasher()).write(&self.block);
@@ -159,38 +157,56 @@ impl Name {
             self.filled += room;
             bytes = &bytes[room..];
         }
-        len
     }
 
     pub(super) fn key(&self) -> Key {
-        let mut key = Key { len: u8::MAX, bytes: [0; Key::MAX] };
-        if let Ok(len) = u8::try_from(self.len)
-            && usize::from(len) <= Key::MAX
-        {
-            key.len = len;
-            key.bytes[..self.filled].copy_from_slice(&self.block[..self.filled]);
+        let mut key = Key { len: None, bytes: [0; Key::MAX] };
+        if self.hasher.is_none() {
+            key.len = Some(self.filled);
+            key.bytes[..self.filled].copy_from_slice(self.filled());
         }
         key
     }
 
-    fn fingerprint(&mut self) -> Fingerprint {
-        let mut packed = [0; 16];
-        if let Some(short) = packed[..PACKED].get_mut(..self.filled)
-            && self.hasher.is_none()
-        {
-            short.copy_from_slice(&self.block[..self.filled]);
-            return Fingerprint(u128::from_le_bytes(packed) | u128::from(self.len) << 120);
+    fn fingerprint(&self) -> Fingerprint {
+        if self.hasher.is_none() && self.filled <= Fingerprint::SHORT {
+            return Fingerprint::of_short(self.filled());
         }
-        let mut hasher = self.hasher.take().unwrap_or_else(|| self.seed.build_hasher());
-        hasher.write(&self.block[..self.filled]);
-        let long = 0xff << 120 | u128::from(self.len) << 64;
-        Fingerprint(long | u128::from(hasher.finish()))
+        let mut hasher = self.hasher.clone().unwrap_or_else(|| self.seed.build_hasher());
+        hasher.write(self.filled());
+        Fingerprint { head: hasher.finish(), tail: 0xff << 56 | self.len }
     }
+
+    fn filled(&self) -> &[u8] {
+        &self.block[..self.filled]
+    }
+}
+
+impl Fingerprint {
+    /// Bytes of a key that fit in, with one left for the length.
+    const SHORT: usize = 15;
+
+    /// The first bytes and the last, which overlap in the middle: no loop, no copy.
+    fn of_short(key: &[u8]) -> Self {
+        let (head, tail) = if let Some((first, last)) = ends::<8>(key) {
+            (u64::from_le_bytes(*first), u64::from_le_bytes(*last) >> 8)
+        } else if let Some((first, last)) = ends::<4>(key) {
+            (u32::from_le_bytes(*first).into(), u32::from_le_bytes(*last).into())
+        } else {
+            let byte = |at: usize| key.get(at).copied().unwrap_or_default();
+            (u32::from_le_bytes([byte(0), byte(1), byte(2), 0]).into(), 0)
+        };
+        Self { head, tail: (key.len() as u64) << 56 | tail }
+    }
+}
+
+fn ends<const N: usize>(key: &[u8]) -> Option<(&[u8; N], &[u8; N])> {
+    key.first_chunk().zip(key.last_chunk())
 }
 
 impl Default for Key {
     fn default() -> Self {
-        Self { len: 0, bytes: [0; Self::MAX] }
+        Self { len: Some(0), bytes: [0; Self::MAX] }
     }
 }
 
@@ -214,6 +230,3 @@ impl fmt::Debug for Key {
 
 /// Keys of one object that are compared one by one: below this it beats a hash table.
 const FEW: usize = 32;
-
-/// Bytes of a key that fit into a fingerprint, with one left for the length.
-const PACKED: usize = 15;

@@ -47,9 +47,14 @@ impl Text {
         let mut read = 0;
         loop {
             if let Place::Plain = self.place {
+                let rest = &data[read..];
                 read += match &mut name {
-                    Some(name) => name.push(plain(&data[read..])),
-                    None => skim(&data[read..]),
+                    None => skim(rest),
+                    Some(name) => {
+                        let run = plain(rest);
+                        name.push(run);
+                        run.len()
+                    }
                 };
             }
             match (self.place, data.get(read)) {
@@ -63,6 +68,7 @@ impl Text {
         }
     }
 
+    #[cold]
     fn step(&mut self, byte: u8, at: u64, name: &mut Option<&mut Name>) -> Result<Place, Invalid> {
         match self.place {
             Place::Plain => {
@@ -129,23 +135,33 @@ fn put(name: &mut Option<&mut Name>, character: &[u8]) -> Place {
 fn skim(data: &[u8]) -> usize {
     let mut at = 0;
     loop {
-        at += plain(&data[at..]).len();
-        match passable(&data[at..]) {
-            0 => return at,
-            passed => at += passed,
+        let rest = &data[at..];
+        let passed = match rest.first() {
+            None | Some(b'"') => 0,
+            Some(b'\\') => escape(rest),
+            Some(0x80..) => sequence(rest),
+            Some(_) => plain(rest).len(),
+        };
+        if passed == 0 {
+            return at;
         }
+        at += passed;
     }
 }
 
-/// Length of the escape or UTF-8 sequence at the start of `data`, if it is in order and complete.
-fn passable(data: &[u8]) -> usize {
+/// Length of the escape at the start of `data`; 0 if it needs a closer look.
+fn escape(data: &[u8]) -> usize {
     match *data {
-        [b'\\', b'u', a, b, c, d, ..] => {
-            let is_surrogate = matches!((a, b), (b'd' | b'D', b'8'..));
-            let is_hex = [a, b, c, d].iter().all(u8::is_ascii_hexdigit);
-            if is_hex && !is_surrogate { 6 } else { 0 }
-        }
-        [b'\\', byte, ..] if unescape(byte).is_some() => 2,
+        [_, b'u', b'd' | b'D', b'8'..=0xff, ..] => 0,
+        [_, b'u', a, b, c, d, ..] if [a, b, c, d].iter().all(u8::is_ascii_hexdigit) => 6,
+        [_, byte, ..] if unescape(byte).is_some() => 2,
+        _ => 0,
+    }
+}
+
+/// Length of the UTF-8 sequence at the start of `data` (RFC 3629 §4); 0 if it needs a closer look.
+fn sequence(data: &[u8]) -> usize {
+    match *data {
         [0xc2..=0xdf, 0x80..=0xbf, ..] => 2,
         [0xe0, 0xa0..=0xbf, 0x80..=0xbf, ..]
         | [0xe1..=0xec | 0xee..=0xef, 0x80..=0xbf, 0x80..=0xbf, ..]
@@ -173,16 +189,14 @@ fn unescape(byte: u8) -> Option<u8> {
 /// The run at the start of `data` that needs no look: ASCII without `"`, `\` and controls.
 fn plain(data: &[u8]) -> &[u8] {
     let (near, far) = data.split_at(data.len().min(NEAR));
-    let len = match first_stop(near) {
-        Some(stop) => stop,
-        None => {
-            let (blocks, _) = far.as_chunks::<BLOCK>();
-            let passed = BLOCK * blocks.iter().take_while(|block| !has_stop(block)).count();
-            let rest = &far[passed..];
-            near.len() + passed + first_stop(rest).unwrap_or(rest.len())
-        }
-    };
-    &data[..len]
+    if let Some(stop) = first_stop(near) {
+        return &near[..stop];
+    }
+    let (blocks, _) = far.as_chunks::<BLOCK>();
+    let passed = BLOCK * blocks.iter().take_while(|block| !has_stop(block)).count();
+    let rest = &far[passed..];
+    let stop = first_stop(rest).unwrap_or(rest.len());
+    &data[..near.len() + passed + stop]
 }
 
 /// Without an early exit, so that the compiler makes a few vector compares of it.

@@ -1,0 +1,82 @@
+//! What it costs to admit a body: scan it as it arrives, keep its frames, read its fields, edit it.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a bench is not production code")]
+
+use std::hint::black_box;
+
+use bytes::Bytes;
+use cogni_gateway::gateway::body::{Call, Policy, admit};
+use cogni_gateway::gateway::json::{Limits, Scanner};
+use cogni_gateway::gateway::protocol::Route;
+use cogni_gateway::gateway::rope::Rope;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+
+/// What the messages of a request are made of, from easy to hard to read.
+const CONTENTS: [(&str, &str); 5] = [
+    ("plain", "the quick brown fox jumps over the lazy dog, and then again and again. "),
+    (
+        "escaped",
+        r#"a line of about forty characters of text\n and so \"quoted\" for some more of it. "#,
+    ),
+    ("accented", "Straße, Übermut und naïve Cafés: Text, in dem nur wenige Zeichen breit sind. "),
+    ("chinese", "你好世界这是一个测试"),
+    ("chinese_escaped", r"\u4f60\u597d\u4e16\u754c"),
+];
+
+/// Bytes that a socket reader hands on at once.
+const FRAME: usize = 64 * 1024;
+
+fn admission(c: &mut Criterion) {
+    let mut group = c.benchmark_group("admission");
+    for (size_name, size) in
+        [("2KB", 2_000), ("100KB", 100_000), ("1MB", 1_000_000), ("10MB", 10_000_000)]
+    {
+        let texts = CONTENTS.map(|(name, text)| (name, one_message(text, size)));
+        for (name, body) in texts.into_iter().chain([("messages", many_messages(size))]) {
+            let frames = frames(&body);
+            let counted = allocation_counter::measure(|| drop(admitted(&frames)));
+            println!(
+                "{name}/{size_name}: {} allocations, {} bytes",
+                counted.count_total, counted.bytes_total
+            );
+            group.throughput(Throughput::Bytes(body.len() as u64));
+            group.bench_function(format!("{name}/{size_name}"), |b| {
+                b.iter(|| admitted(black_box(&frames)));
+            });
+        }
+    }
+    group.finish();
+}
+
+fn admitted(frames: &[Bytes]) -> Call {
+    let mut scanner = Scanner::new(Limits::default());
+    let mut rope = Rope::default();
+    for frame in frames {
+        scanner.feed(frame).unwrap();
+        rope.push(frame.clone());
+    }
+    let document = scanner.finish().unwrap();
+    admit(Route::ChatCompletions, &Policy::default(), rope, &document).unwrap()
+}
+
+/// One long prompt.
+fn one_message(text: &str, size: usize) -> String {
+    let text = text.repeat(size / text.len());
+    format!(
+        r#"{{"model":"gpt-5","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#
+    )
+}
+
+/// An agent's conversation: short messages, tool calls and their results.
+fn many_messages(size: usize) -> String {
+    let turn = r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_0123456789abcdef","type":"function","function":{"name":"exec","arguments":"{\"command\":\"ls -la /workspace\"}"}}]},{"role":"tool","tool_call_id":"call_0123456789abcdef","content":"total 12\ndrwxr-xr-x 2 root root 4096 Nov 21 23:05 .\n"}"#;
+    let turns = vec![turn; size.div_ceil(turn.len())].join(",");
+    format!(r#"{{"model":"gpt-5","stream":true,"messages":[{turns}]}}"#)
+}
+
+fn frames(body: &str) -> Vec<Bytes> {
+    let body = Bytes::copy_from_slice(body.as_bytes());
+    (0..body.len()).step_by(FRAME).map(|at| body.slice(at..body.len().min(at + FRAME))).collect()
+}
+
+criterion_group!(benches, admission);
+criterion_main!(benches);

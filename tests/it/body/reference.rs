@@ -1,0 +1,189 @@
+//! A strict JSON reader to compare with: `serde_json` for the syntax, and no key taken twice.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// Whether a strict reader accepts the body; `None` where `serde_json` refuses a number because it
+/// does not fit a float, which is no matter of form.
+pub(super) fn accepts(body: &[u8]) -> Option<bool> {
+    match serde_json::from_slice::<TopLevel>(body) {
+        Ok(_) => Some(true),
+        Err(error) if error.to_string().starts_with("number out of range") => None,
+        Err(_) => Some(false),
+    }
+}
+
+/// Text that is JSON, or was before up to three of its bytes were changed.
+pub(super) fn body() -> impl Strategy<Value = Vec<u8>> {
+    let change = (any::<prop::sample::Index>(), 0..3, prop::sample::select(INTERESTING));
+    (object(), vec(change, 0..=3)).prop_map(|(text, changes)| {
+        let mut body = text.into_bytes();
+        for (at, change, byte) in changes {
+            let at = at.index(body.len());
+            match change {
+                0 => body[at] = byte,
+                1 => body.insert(at, byte),
+                _ if body.len() > 1 => drop(body.remove(at)),
+                _ => (),
+            }
+        }
+        body
+    })
+}
+
+/// A JSON object as text, in all the ways it may be written; now and then with a key twice.
+pub(super) fn object() -> impl Strategy<Value = String> {
+    let leaf = prop_oneof![
+        prop::sample::select(&["true", "false", "null", "{}", "[ ]"][..]).prop_map(String::from),
+        "-?(0|[1-9][0-9]{0,3})(\\.[0-9]{1,3})?([eE][+-]?[0-9]{1,2})?",
+        string(),
+    ];
+    let value = leaf.prop_recursive(4, 40, 5, |inner| {
+        prop_oneof![
+            (space(), vec(inner.clone(), 0..5))
+                .prop_map(|(s, items)| { format!("[{s}{}{s}]", items.join(&format!("{s},"))) }),
+            members(inner),
+        ]
+    });
+    (space(), members(value), space()).prop_map(|(head, object, tail)| head + &object + &tail)
+}
+
+fn members(value: impl Strategy<Value = String>) -> impl Strategy<Value = String> {
+    let key = prop_oneof![
+        2 => string(),
+        3 => prop::sample::select(KEYS).prop_map(|key| format!("\"{key}\"")),
+    ];
+    (space(), vec((key, value), 0..6)).prop_map(|(s, members)| {
+        let members: Vec<_> =
+            members.into_iter().map(|(key, value)| format!("{key}{s}:{s}{value}")).collect();
+        format!("{{{s}{}{s}}}", members.join(&format!("{s},{s}")))
+    })
+}
+
+fn string() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        "[ -!#-\\[\\]-~]{0,12}",
+        prop::sample::select(PARTS).prop_map(String::from),
+        any::<char>()
+            .prop_filter("needs no escape", |c| *c >= ' ' && !"\"\\".contains(*c))
+            .prop_map(String::from),
+        // Long enough for whole blocks.
+        "[a-z ]{60,200}",
+    ];
+    vec(part, 0..4).prop_map(|parts| format!("\"{}\"", parts.concat()))
+}
+
+fn space() -> impl Strategy<Value = String> {
+    prop_oneof![4 => Just(String::new()), 1 => "[ \n\r\t]{1,3}"]
+}
+
+const KEYS: &[&str] = &[
+    "",
+    "a",
+    "\\u0061",
+    "role",
+    "rol\\u0065",
+    "content",
+    "fifteen bytes..",
+    "sixteen bytes...",
+    "sixteen byte\\u0073...",
+    "a key that is longer than the sixty-four bytes that are kept of it, and then some",
+    "a key that is longer than the sixty-four bytes that are kept of it, and then more",
+    "a key that is longer than the sixty-four bytes th\\u0061t are kept of it, and then more",
+];
+
+const PARTS: &[&str] = &[
+    "\\n",
+    "\\\"",
+    "\\\\",
+    "\\/",
+    "\\b\\f\\r\\t",
+    "\\u00e9",
+    "\\u4F60",
+    "\\ud83d\\ude00",
+    "\\uD800",
+    "\\udc00",
+    "\\ud800\\u0041",
+    "\\u12g4",
+    "\\x",
+    "é",
+    "漢字",
+    "😀",
+    "\u{7f}",
+    "\\u0000",
+];
+
+const INTERESTING: &[u8] = &[
+    b'"', b'\\', b'{', b'}', b'[', b']', b':', b',', b' ', b'\n', 0, 0x1f, 0x7f, 0x80, 0xbf, 0xc0,
+    0xc3, 0xe0, 0xed, 0xa0, 0xef, 0xf0, 0xf4, 0xff, b'0', b'1', b'-', b'.', b'e', b'u', b'd', b'8',
+    b't', b'n',
+];
+
+/// An object, read to its end.
+struct TopLevel;
+
+/// Any value, read to its end.
+struct Value;
+
+impl<'de> Deserialize<'de> for TopLevel {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Value).map(|_| Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for Value {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self, A::Error> {
+        while items.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self, A::Error> {
+        let mut keys = BTreeSet::new();
+        while let Some((key, _)) = members.next_entry::<String, Self>()? {
+            if !keys.insert(key) {
+                return Err(de::Error::custom("duplicate key"));
+            }
+        }
+        Ok(self)
+    }
+}
