@@ -29,7 +29,9 @@ pub struct Hash([u8; 64]);
 /// Why a line is not the next record of its log.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
-    #[error("the line is cut short; a crash does that, and the next start repairs it")]
+    #[error(
+        "the line is cut short: a crash left it, which the next start repairs, or it is being written"
+    )]
     Torn,
     #[error("the line is longer than 1 MiB")]
     TooLong,

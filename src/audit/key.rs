@@ -74,8 +74,8 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// What is signed: the hash as it stands in the file, after words that make the signature
-/// worthless for anything else this key may sign.
+/// What is signed: `cogni-gateway audit checkpoint v1 ` and the hash as it stands in the file. The
+/// words make the signature worthless for anything else this key may sign.
 fn statement(head: &Hash) -> [u8; DOMAIN.len() + 64] {
     let mut statement = [0; DOMAIN.len() + 64];
     statement[..DOMAIN.len()].copy_from_slice(DOMAIN);

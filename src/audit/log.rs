@@ -365,3 +365,48 @@ fn start_syncer(
 
 /// Buffer that is kept between writes; what a full disk made it grow beyond this is given back.
 const KEPT_BUFFER: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Seek;
+
+    use super::*;
+    use crate::audit::verify;
+
+    /// G11: once a sync has failed nothing is admitted, and who waited for it is charged nothing.
+    /// `/dev/null` is the one thing everywhere that can be opened and never be synced.
+    #[tokio::test]
+    async fn a_failed_sync_ends_admissions() {
+        let mut file = tempfile::tempfile().unwrap();
+        let tail = Tail::new(Arc::new(file.try_clone().unwrap()), 0);
+        let state = State::new(tail, Chain::START, SigningKey::new(None).unwrap(), "run-1");
+        let unsyncable = File::options().write(true).open("/dev/null").unwrap();
+        let log = Log(Some(Open {
+            state: Mutex::new(state),
+            syncer: Some(Syncer::start(Arc::new(unsyncable), Duration::ZERO).unwrap()),
+            durability: Durability::Fsync,
+        }));
+        for _ in 0..2 {
+            let error = log.admitted(&admitted()).await.unwrap_err();
+            assert!(matches!(error, Error::Sync));
+        }
+        assert!(log.lag().failing);
+        drop(log);
+
+        file.rewind().unwrap();
+        let report = verify::check(BufReader::new(file), None).unwrap();
+        assert_eq!((report.admitted, report.settled, report.spent), (1, 1, Amount::default()));
+    }
+
+    fn admitted() -> Admitted<'static> {
+        Admitted {
+            request: "call-1",
+            route: "chat_completions",
+            model: None,
+            stream: false,
+            request_bytes: 0,
+            reserved: Amount { turns: 1, ..Amount::default() },
+        }
+    }
+}

@@ -5,7 +5,10 @@ use cogni_gateway::audit::chain::{Chain, Head, MAX_UNSETTLED, Why};
 use cogni_gateway::audit::read::{Broken, MAX_LINE};
 use cogni_gateway::audit::record::{Record, Refused, Settled};
 use cogni_gateway::audit::{Error, Log, verify};
+use cogni_gateway::base::hex;
 use proptest::prelude::*;
+use ring::digest::{SHA256, digest};
+use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::Serialize;
 
 use super::*;
@@ -30,6 +33,30 @@ fn a_whole_run_reads_like_this() {
         {"v":1,"seq":8,"time":"[time]","run":"run-1","event":"log.checkpoint","signature":"[signature]","public_key":"d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737","prev":"[…]","hash":"[…]"}
         "#);
     });
+}
+
+/// G11: whoever has the description of the format needs none of our code to check a log.
+#[test]
+fn a_log_can_be_checked_by_its_description() {
+    let log = String::from_utf8(whole_run().bytes()).unwrap();
+    let mut last = "0".repeat(64);
+    for (line, seq) in log.lines().zip(1..) {
+        let (content, rest) = line.split_once(",\"hash\":\"").unwrap();
+        let (fields, prev) = content.split_once(",\"prev\":\"").unwrap();
+        assert!(fields.starts_with(&format!("{{\"v\":1,\"seq\":{seq},")), "{fields}");
+        assert_eq!(prev.strip_suffix('"').unwrap(), last);
+        if seq == 8 {
+            let text = |key: &str| fields.split(&format!("\"{key}\":\"")).nth(1).unwrap();
+            let signature: [u8; 64] = hex::decode(&text("signature")[..128]).unwrap();
+            let key: [u8; 32] = hex::decode(&text("public_key")[..64]).unwrap();
+            let signed = format!("cogni-gateway audit checkpoint v1 {last}");
+            UnparsedPublicKey::new(&ED25519, key).verify(signed.as_bytes(), &signature).unwrap();
+        }
+        let hash = digest(&SHA256, content.as_bytes());
+        last = rest.strip_suffix("\"}").unwrap().to_owned();
+        assert_eq!(hex::decode::<32>(&last).unwrap(), hash.as_ref());
+    }
+    assert!(log.ends_with(&format!("{last}\"}}\n")));
 }
 
 /// G11: one flipped byte anywhere is found, and the record it stands in is named.
