@@ -16,8 +16,11 @@ mod body;
 mod filter;
 mod report;
 mod sse;
+mod tally;
 
 use bytes::Bytes;
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 use self::body::Body;
 use self::filter::Filter;
@@ -97,15 +100,17 @@ enum Reader {
 }
 
 impl Format {
-    /// The format that a response's headers declare.
-    pub fn of(headers: &http::HeaderMap) -> Self {
-        let content_type =
-            headers.get(http::header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-        let essence =
-            content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
-        if essence.eq_ignore_ascii_case(b"text/event-stream") {
+    /// The format that a response's headers declare. What is encoded cannot be read.
+    pub fn of(headers: &HeaderMap) -> Self {
+        let is_plain = headers.get(CONTENT_ENCODING).is_none_or(|coding| coding == "identity");
+        let media_type = headers
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.as_bytes().split(|byte| *byte == b';').next())
+            .unwrap_or_default()
+            .trim_ascii();
+        if is_plain && media_type.eq_ignore_ascii_case(b"text/event-stream") {
             Self::Sse
-        } else if essence.eq_ignore_ascii_case(b"application/json") {
+        } else if is_plain && media_type.eq_ignore_ascii_case(b"application/json") {
             Self::Json
         } else {
             Self::Opaque
@@ -114,11 +119,6 @@ impl Format {
 }
 
 impl Observer {
-    /// Whether every byte goes on, so that the length stays what it was.
-    pub fn is_transparent(&self) -> bool {
-        !matches!(self.reader, Reader::Filtered(_))
-    }
-
     pub fn new(route: Route, format: Format, usage_chunk: UsageChunk) -> Self {
         let reader = match (format, usage_chunk) {
             // Only chat has a chunk that can be asked for.
@@ -130,6 +130,11 @@ impl Observer {
             (Format::Opaque, _) => Reader::Opaque,
         };
         Self { reader, report: Report::new(route), bytes: 0 }
+    }
+
+    /// Whether every byte goes on, so that the length stays what it was.
+    pub fn is_transparent(&self) -> bool {
+        !matches!(self.reader, Reader::Filtered(_))
     }
 
     /// Reads a frame; returns what goes on to the client, which may be empty.

@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** what is found is the same however the body is split into frames.
 
-use std::{mem, str};
+use std::mem;
 
 use memchr::memchr2;
 
@@ -71,7 +71,7 @@ impl Body {
                 if self.place == Place::Colon && !byte.is_ascii_whitespace() {
                     self.begin_value(byte, report);
                     usage = at;
-                } else if self.place == Place::Usage && matches!(byte, b',' | b'}') {
+                } else if self.place == Place::Usage && matches!(byte, b',' | b'}' | b']') {
                     self.end_usage(&bytes[usage..at], report);
                 }
             }
@@ -100,7 +100,7 @@ impl Body {
             b'}' | b']' => {
                 self.depth = self.depth.saturating_sub(1);
                 if self.depth == 0 && mem::take(&mut self.place) != Place::Outside {
-                    report.ended(Finish::Terminated);
+                    report.hear_end(Finish::Terminated);
                 }
             }
             b':' if self.depth == 1 && self.place == Place::Key => self.place = Place::Colon,
@@ -112,7 +112,7 @@ impl Body {
     fn begin_value(&mut self, first: u8, report: &mut Report) {
         let key = (self.key_length == KEY).then_some(&self.key);
         if key == Some(b"error") && first != b'n' {
-            report.ended(Finish::Errored);
+            report.hear_end(Finish::Errored);
         }
         self.place = if key == Some(b"usage") { Place::Usage } else { Place::Value };
     }
@@ -157,23 +157,25 @@ impl Body {
 
     fn end_usage(&mut self, rest: &[u8], report: &mut Report) {
         self.keep_usage(rest);
-        let usage = mem::take(&mut self.usage);
-        if let Ok(usage) = str::from_utf8(&usage) {
-            report.hear_usage(usage);
-        }
+        report.hear_usage_text(&mem::take(&mut self.usage));
     }
 }
 
 /// The length of what can be skipped inside a value: numbers above all. Looked at in pieces of a
 /// fixed size without a branch inside, which the compiler turns into vector instructions.
 fn plain(bytes: &[u8]) -> usize {
-    let is_structure = |byte: &u8| matches!(byte | 0x20, b'{' | b'}') || *byte == b'"';
-    let pieces = bytes.chunks_exact(PIECE);
-    let whole =
-        pieces.take_while(|piece| !piece.iter().fold(false, |any, b| any | is_structure(b)));
-    let skipped = whole.count() * PIECE;
+    let (pieces, _) = bytes.as_chunks::<PIECE>();
+    let is_plain = |piece: &&[u8; PIECE]| {
+        piece.iter().fold(0, |found, byte| found | u8::from(is_structure(*byte))) == 0
+    };
+    let skipped = pieces.iter().take_while(is_plain).count() * PIECE;
     let rest = &bytes[skipped..];
-    skipped + rest.iter().position(is_structure).unwrap_or(rest.len())
+    skipped + rest.iter().position(|byte| is_structure(*byte)).unwrap_or(rest.len())
+}
+
+/// A quote, bracket or brace. Bit 5 is all that tells a bracket from a brace.
+fn is_structure(byte: u8) -> bool {
+    byte == b'"' || matches!(byte | 0x20, b'{' | b'}')
 }
 
 /// The length of both keys that matter.

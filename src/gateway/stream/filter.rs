@@ -8,7 +8,7 @@
 use std::mem;
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use memchr::memmem;
 
 use super::Oversize;
@@ -101,7 +101,7 @@ fn may_hide(beginning: &[u8]) -> bool {
 /// What of a frame goes on: a range of it as long as that will do, a copy otherwise.
 #[derive(Debug, Default)]
 struct Passed {
-    copied: BytesMut,
+    copied: Vec<u8>,
     /// Goes on after what was copied.
     range: Range<usize>,
 }
@@ -128,7 +128,7 @@ impl Passed {
             return if self.range.len() == frame.len() { frame } else { frame.slice(self.range) };
         }
         self.copied.extend_from_slice(&frame[self.range]);
-        self.copied.freeze()
+        self.copied.into()
     }
 }
 

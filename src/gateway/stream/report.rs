@@ -12,23 +12,17 @@ use serde_json::value::RawValue;
 
 use super::Finish;
 use super::sse::Event;
-use crate::budget::{Nanodollars, Source, Tokens, Usage};
+use super::tally::{Tally, object};
+use crate::budget::{Nanodollars, Usage};
 use crate::gateway::protocol::{Protocol, Route};
 
-/// What has been heard so far. A value that is given again replaces the one before: all three
-/// protocols report running totals, never differences.
+/// What has been heard so far.
 #[derive(Debug)]
 pub(super) struct Report {
     protocol: Protocol,
     is_turn: bool,
     finish: Finish,
-    /// As the protocol counts it: Anthropic leaves the cache out.
-    input: Option<u64>,
-    output: Option<u64>,
-    cache_read: Option<u64>,
-    cache_write: Option<u64>,
-    reasoning: Option<u64>,
-    cost: Option<Nanodollars>,
+    tally: Tally,
 }
 
 /// What an event turned out to be.
@@ -45,12 +39,7 @@ impl Report {
             protocol: route.protocol(),
             is_turn: route.is_turn(),
             finish: Finish::Unfinished,
-            input: None,
-            output: None,
-            cache_read: None,
-            cache_write: None,
-            reasoning: None,
-            cost: None,
+            tally: Tally::default(),
         }
     }
 
@@ -59,34 +48,17 @@ impl Report {
     }
 
     pub(super) fn cost(&self) -> Option<Nanodollars> {
-        self.cost
+        self.tally.cost()
     }
 
     /// Whatever has been reported, with zeros for what has not; `None` where nothing has.
     pub(super) fn so_far(&self) -> Option<Usage> {
-        let input = self.input.unwrap_or(0);
-        let (read, write) = (self.cache_read.unwrap_or(0), self.cache_write.unwrap_or(0));
-        let input = match self.protocol {
-            Protocol::Messages => input.saturating_add(read).saturating_add(write),
-            Protocol::Chat | Protocol::Responses => input,
-        };
-        let output = self.output.unwrap_or(0);
-        let is_known = input > 0 || self.output.is_some();
-        // A part is at most the whole, whatever the provider says.
-        let read = read.min(input);
-        is_known.then_some(Usage {
-            input: Tokens(input),
-            output: Tokens(output),
-            cache_read: Tokens(read),
-            cache_write: Tokens(write.min(input - read)),
-            reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
-            source: Source::Provider,
-        })
+        self.tally.usage(self.protocol)
     }
 
     /// The report, if it is whole. A turn that read nothing is a placeholder, not a report.
     pub(super) fn usage(&self) -> Option<Usage> {
-        let is_whole = self.output.is_some() || !self.is_turn;
+        let is_whole = self.tally.has_output() || !self.is_turn;
         self.so_far().filter(|usage| is_whole && !usage.input.is_zero())
     }
 
@@ -100,23 +72,35 @@ impl Report {
         }
     }
 
+    /// Reads the text of a usage object; says no to anything else.
+    pub(super) fn hear_usage_text(&mut self, usage: &[u8]) -> bool {
+        self.tally.read(self.protocol, usage)
+    }
+
+    /// LiteLLM ends a failed chat stream with `[DONE]`: an error stays an error.
+    pub(super) fn hear_end(&mut self, finish: Finish) {
+        self.finish = self.finish.max(finish);
+    }
+
+    fn hear_usage(&mut self, usage: &RawValue) -> bool {
+        self.hear_usage_text(usage.get().as_bytes())
+    }
+
     fn hear_chunk(&mut self, event: &Event<'_>) -> Heard {
         let data = &*event.data;
         if data == b"[DONE]" {
-            self.ended(Finish::Terminated);
+            self.hear_end(Finish::Terminated);
         } else if event.name == b"error" {
-            self.ended(Finish::Errored);
+            self.hear_end(Finish::Errored);
         } else if (has_value(data, &USAGE) || has_value(data, &ERROR))
-            && let Ok(chunk) = serde_json::from_slice::<Payload<'_>>(data)
+            && let Some(chunk) = object::<Payload<'_>>(data)
         {
             if chunk.error.is_some() {
-                self.ended(Finish::Errored);
+                self.hear_end(Finish::Errored);
             }
-            if let Some(usage) = chunk.usage {
-                self.hear_usage(usage.get());
-                if chunk.choices.is_some_and(is_empty_array) {
-                    return Heard::UsageChunk;
-                }
+            let is_usage = chunk.usage.is_some_and(|usage| self.hear_usage(usage));
+            if is_usage && chunk.choices.is_some_and(is_empty_array) {
+                return Heard::UsageChunk;
             }
         }
         Heard::Other
@@ -130,68 +114,37 @@ impl Report {
             name => Some(name),
         };
         match name {
-            Some(b"error") => self.ended(Finish::Errored),
-            Some(b"message_stop") => self.ended(Finish::Terminated),
-            Some(b"response.completed" | b"response.incomplete" | b"response.failed") => {
-                self.ended(Finish::Terminated);
-                self.hear_payload(data);
+            // Whatever its data.
+            Some(b"error") => self.hear_end(Finish::Errored),
+            Some(
+                b"message_stop"
+                | b"response.completed"
+                | b"response.incomplete"
+                | b"response.failed",
+            ) => {
+                self.hear_payload(data, Finish::Terminated);
             }
-            Some(b"message_start" | b"message_delta") | None => self.hear_payload(data),
+            Some(b"message_start" | b"message_delta") | None => {
+                self.hear_payload(data, Finish::Unfinished);
+            }
             Some(_) => (),
         }
     }
 
-    fn hear_payload(&mut self, data: &[u8]) {
-        let Ok(payload) = serde_json::from_slice::<Payload<'_>>(data) else { return };
+    /// An event whose data is cut short says nothing, not even the end.
+    fn hear_payload(&mut self, data: &[u8], finish: Finish) {
+        let Some(payload) = object::<Payload<'_>>(data) else { return };
+        self.hear_end(finish);
         if payload.error.is_some() {
-            self.ended(Finish::Errored);
+            self.hear_end(Finish::Errored);
         }
-        let (start, end) = match self.protocol {
-            Protocol::Messages => (payload.message, payload.usage),
-            Protocol::Chat | Protocol::Responses => (None, inner_usage(payload.response)),
-        };
-        if let Some(usage) = inner_usage(start) {
-            self.hear_usage(usage.get());
+        if inner_usage(payload.message).is_some_and(|usage| self.hear_usage(usage)) {
             // What had been generated when the message began; `message_delta` has the answer.
-            self.output = None;
+            self.tally.forget_output();
         }
-        if let Some(usage) = end {
-            self.hear_usage(usage.get());
+        if let Some(usage) = inner_usage(payload.response).or(payload.usage) {
+            self.hear_usage(usage);
         }
-    }
-
-    /// Reads a usage object. What is not a whole number of at least zero is passed over.
-    pub(super) fn hear_usage(&mut self, usage: &str) {
-        let Ok(counts) = serde_json::from_str::<Counts<'_>>(usage) else { return };
-        let (input, output, input_details, output_details) = match self.protocol {
-            Protocol::Chat => (
-                counts.prompt_tokens,
-                counts.completion_tokens,
-                counts.prompt_tokens_details,
-                counts.completion_tokens_details,
-            ),
-            Protocol::Responses | Protocol::Messages => (
-                counts.input_tokens,
-                counts.output_tokens,
-                counts.input_tokens_details,
-                counts.output_tokens_details,
-            ),
-        };
-        let cached = details(input_details).cached_tokens;
-        replace(&mut self.input, count(input));
-        replace(&mut self.output, count(output));
-        replace(&mut self.cache_read, count(counts.cache_read_input_tokens).or(count(cached)));
-        replace(&mut self.cache_write, count(counts.cache_creation_input_tokens));
-        replace(&mut self.reasoning, count(details(output_details).reasoning_tokens));
-        // In a Messages stream LiteLLM's figure leaves the input out.
-        if self.protocol != Protocol::Messages {
-            replace(&mut self.cost, counts.cost.and_then(|cost| Nanodollars::parse(cost.get())));
-        }
-    }
-
-    /// LiteLLM ends a failed chat stream with `[DONE]`: an error stays an error.
-    pub(super) fn ended(&mut self, finish: Finish) {
-        self.finish = self.finish.max(finish);
     }
 }
 
@@ -214,9 +167,16 @@ struct Payload<'a> {
     /// Messages: of `message_start`.
     #[serde(borrow)]
     message: Option<&'a RawValue>,
-    /// Responses.
+    /// Responses: of the last event.
     #[serde(borrow)]
     response: Option<&'a RawValue>,
+}
+
+/// A message or a response.
+#[derive(Deserialize)]
+struct Inner<'a> {
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -225,65 +185,8 @@ struct Typed<'a> {
     r#type: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct Inner<'a> {
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-}
-
-/// A usage object of any protocol; each member's text, because one that is wrong spoils no other.
-#[derive(Deserialize)]
-struct Counts<'a> {
-    #[serde(borrow)]
-    prompt_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    prompt_tokens_details: Option<&'a RawValue>,
-    #[serde(borrow)]
-    completion_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    completion_tokens_details: Option<&'a RawValue>,
-    #[serde(borrow)]
-    input_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    input_tokens_details: Option<&'a RawValue>,
-    #[serde(borrow)]
-    output_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    output_tokens_details: Option<&'a RawValue>,
-    /// Anthropic; LiteLLM has it in chat too, where `prompt_tokens` includes it.
-    #[serde(borrow)]
-    cache_read_input_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    cache_creation_input_tokens: Option<&'a RawValue>,
-    /// LiteLLM, in dollars.
-    #[serde(borrow)]
-    cost: Option<&'a RawValue>,
-}
-
-#[derive(Default, Deserialize)]
-struct Details<'a> {
-    #[serde(borrow)]
-    cached_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    reasoning_tokens: Option<&'a RawValue>,
-}
-
 fn inner_usage(outer: Option<&RawValue>) -> Option<&RawValue> {
-    serde_json::from_str::<Inner<'_>>(outer?.get()).ok()?.usage
-}
-
-fn details(details: Option<&RawValue>) -> Details<'_> {
-    details.and_then(|details| serde_json::from_str(details.get()).ok()).unwrap_or_default()
-}
-
-fn count(number: Option<&RawValue>) -> Option<u64> {
-    number?.get().parse().ok()
-}
-
-fn replace<T>(old: &mut Option<T>, new: Option<T>) {
-    if new.is_some() {
-        *old = new;
-    }
+    object::<Inner<'_>>(outer?.get().as_bytes())?.usage
 }
 
 fn is_empty_array(value: &RawValue) -> bool {
@@ -315,7 +218,7 @@ fn leading_type(json: &[u8]) -> Option<&[u8]> {
 
 /// The value of `type` wherever it stands.
 fn any_type(json: &[u8]) -> Option<&[u8]> {
-    let name = serde_json::from_slice::<Typed<'_>>(json).ok()?.r#type?.get();
+    let name = object::<Typed<'_>>(json)?.r#type?.get();
     name.strip_prefix('"')?.strip_suffix('"').map(str::as_bytes)
 }
 
