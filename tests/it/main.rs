@@ -6,5 +6,6 @@ mod body;
 mod examples;
 mod gateway;
 mod provider;
+mod stream;
 mod support;
 mod tidy;

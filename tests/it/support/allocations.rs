@@ -4,3 +4,8 @@
 pub(crate) fn count(f: impl FnOnce()) -> u64 {
     allocation_counter::measure(f).count_total
 }
+
+/// How many bytes of what `f` allocates are in use at once at most, on this thread.
+pub(crate) fn peak(f: impl FnOnce()) -> u64 {
+    allocation_counter::measure(f).bytes_max
+}
