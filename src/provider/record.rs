@@ -88,7 +88,7 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct Rest {
-    body: Bytes,
+    body: Option<Bytes>,
     body_bytes: u64,
     status: Option<u16>,
     ended: Option<Ended>,
@@ -211,9 +211,7 @@ impl Ticket {
     pub(super) fn body(&self, body: &Bytes) {
         let mut rest = lock(&self.entry.rest);
         rest.body_bytes = body.len() as u64;
-        if body.len() <= KEPT_BODY {
-            rest.body = body.clone();
-        }
+        rest.body = Some(body.clone()).filter(|body| body.len() <= KEPT_BODY);
     }
 
     pub(super) fn status(&self, status: http::StatusCode) {
@@ -258,6 +256,7 @@ impl Drop for Open {
 impl Entry {
     fn request(&self) -> Request {
         let rest = lock(&self.rest);
+        let body = rest.body.as_ref();
         let uri = &self.head.uri;
         let text =
             |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
@@ -273,8 +272,8 @@ impl Entry {
                 .map(|(name, value)| (name.to_string(), text(value)))
                 .collect(),
             body_bytes: rest.body_bytes,
-            text: std::str::from_utf8(&rest.body).ok().map(ToOwned::to_owned),
-            body: serde_json::from_slice(&rest.body).ok(),
+            text: body.and_then(|body| std::str::from_utf8(body).ok()).map(ToOwned::to_owned),
+            body: body.and_then(|body| serde_json::from_slice(body).ok()),
             status: rest.status,
             sent: self.sent.load(Relaxed),
             ended: rest.ended,
