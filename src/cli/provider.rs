@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::provider::{Provider, Script, script};
 
-/// Run a fake model provider: OpenAI and Anthropic shapes, scripted behaviour, LiteLLM's headers.
+/// Run a fake model provider for demos, tests and benches.
 ///
-/// Once it listens it says so in one line: `provider listening on http://127.0.0.1:PORT`. It ends
+/// It has the shapes of OpenAI and Anthropic and the headers of LiteLLM. Once it listens it says so in one line: `provider listening on http://127.0.0.1:PORT`. It ends
 /// on SIGTERM or SIGINT and cuts what is open.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = after_help())]
@@ -25,7 +25,7 @@ pub struct Args {
     pub listen: SocketAddr,
 
     /// How to answer, as in `chunks=100,interval=20ms`; requests may turn knobs in their model's name.
-    #[arg(long, value_name = "SCRIPT", default_value = "")]
+    #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
     pub script: Script,
 
     /// File to append each request to, as a line of JSON when it has ended.

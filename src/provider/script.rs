@@ -294,11 +294,12 @@ pub const KNOBS: [Knob; 24] = [
 ];
 
 /// The words for values.
-const WORDS: [(&str, &str); 8] = [
+const WORDS: [(&str, &str); 9] = [
     ("N", "a whole number"),
     ("BYTES", "a size of at most 1GiB, as in `200` or `64KiB`"),
     ("TIME", "a time of at most a day, as in `20ms`"),
     ("SECONDS", "a whole number"),
+    ("NAME", "not empty; escapes as in TEXT"),
     ("TEXT", "not empty; `%2c` is a comma, `%3b` a semicolon, `%25` a percent sign"),
     ("JSON", "a JSON document; escapes as in TEXT"),
     ("KIND", "error, truncate, close, reset, garbage or stall"),

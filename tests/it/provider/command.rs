@@ -1,6 +1,8 @@
-//! `cogni-gateway provider`, as far as it goes without a process of its own.
+//! `cogni-gateway provider`: its flags, its first line, its end.
 
 use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process;
 
 use clap::Parser as _;
 use cogni_gateway::cli::provider::{Args, serve};
@@ -9,7 +11,7 @@ use serde_json::json;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use super::client::post;
+use super::client::{connect, post, read, read_until};
 
 #[derive(Debug, clap::Parser)]
 #[command(name = "provider")]
@@ -46,4 +48,41 @@ async fn the_address_is_announced_in_one_line() {
     let (served, reply) = tokio::join!(serve(command.args, writer, stop.clone()), client);
     served.unwrap();
     assert_eq!(reply["choices"][0]["text"], "hi");
+}
+
+#[tokio::test]
+async fn sigterm_ends_the_process_though_an_answer_stalls() {
+    let mut process = Process::start(&["provider", "--script", "fault=stall@1"]);
+    let body = json!({ "model": "m", "stream": true });
+    let mut client = connect(process.addr(), "/v1/chat/completions", &body).await;
+    read_until(&mut client, "hello").await;
+    let pid = process.0.id().to_string();
+    assert!(process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(process.0.wait().unwrap().success());
+    assert!(!read(&mut client).await.whole);
+}
+
+/// The built command; killed if the test leaves it running.
+struct Process(process::Child);
+
+impl Process {
+    fn start(args: &[&str]) -> Self {
+        let mut command = process::Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        Self(command.args(args).stdout(process::Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Reads the announcement.
+    fn addr(&mut self) -> SocketAddr {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line.trim_end().rsplit('/').next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
