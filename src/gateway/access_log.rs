@@ -14,15 +14,15 @@
 mod line;
 mod writer;
 
-use std::convert::Infallible;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer};
 
 use super::printable::Printable;
 
@@ -47,23 +47,6 @@ pub enum Destination {
     Stdout,
     Stderr,
     File(PathBuf),
-}
-
-impl From<&str> for Destination {
-    fn from(name: &str) -> Self {
-        match name {
-            "off" => Self::Off,
-            "-" | "/dev/stdout" => Self::Stdout,
-            "/dev/stderr" => Self::Stderr,
-            path => Self::File(path.into()),
-        }
-    }
-}
-
-impl<'de> serde::Deserialize<'de> for Destination {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(|name| Self::from(name.as_str()))
-    }
 }
 
 /// Whose requests are logged.
@@ -149,16 +132,20 @@ impl Destination {
 }
 
 /// `off`, `-` or `/dev/stdout`, `/dev/stderr`, else a path.
-impl FromStr for Destination {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(match text {
+impl From<&str> for Destination {
+    fn from(name: &str) -> Self {
+        match name {
             "off" => Self::Off,
             "-" | "/dev/stdout" => Self::Stdout,
             "/dev/stderr" => Self::Stderr,
             path => Self::File(path.into()),
-        })
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Destination {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|name| Self::from(name.as_str()))
     }
 }
 

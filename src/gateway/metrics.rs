@@ -55,7 +55,7 @@ pub struct Settled<'a> {
     pub status: u16,
     pub outcome: Outcome,
     pub usage: &'a Usage,
-    /// What LiteLLM said the call cost, where it said so; it does not for streams.
+    /// What LiteLLM said the call cost, where it said so.
     pub cost: Option<Nanodollars>,
     pub request_bytes: u64,
     pub response_bytes: u64,

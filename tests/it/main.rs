@@ -1,10 +1,13 @@
 //! The one integration-test binary: real sockets, real files, real processes.
 #![expect(clippy::panic, clippy::unwrap_used, reason = "test support is not production code")]
 
+mod access_log;
 mod audit;
 mod body;
 mod examples;
 mod gateway;
+mod metrics;
+mod monitoring;
 mod provider;
 mod stream;
 mod support;

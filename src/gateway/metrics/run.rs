@@ -10,9 +10,11 @@ use super::model::{Model, Models};
 use super::table;
 use super::totals::Totals;
 use super::{Refused, Settled};
+use crate::audit::Lag;
 use crate::base::metrics::float;
 use crate::budget::{Ledger, Tokens};
 use crate::gateway::printable::Printable;
+use crate::gateway::protocol::Route;
 
 /// Runs with series of their own. Ours: ten thousand are about 16 MB of text in a scrape.
 pub const MAX_RUNS: usize = 10_000;
@@ -33,6 +35,7 @@ pub struct Run {
     in_flight: Count,
     audit_lag_records: Count,
     audit_lag_bytes: Count,
+    audit_failing: Count,
 }
 
 /// A request being served. It counts as such until this is dropped.
@@ -100,6 +103,12 @@ impl Run {
         *self.refusals().entry(refused.code).or_default() += 1;
     }
 
+    /// Counts a request that we answered ourselves: `health`, `run_status`, our own `models`.
+    pub fn answered(&self, route: Route, status: u16) {
+        self.totals.request(Some(route), status);
+        self.statuses[class_of(status)].add(1);
+    }
+
     /// Counts a failure of the upstream; `kind` is one of our own words.
     pub fn upstream_error(&self, kind: &'static str) {
         self.totals.upstream_errors.with_label_values(&[kind]).inc();
@@ -111,12 +120,15 @@ impl Run {
         self.totals.clients_gone.inc();
     }
 
-    /// Sets how far the audit log's disk is behind.
-    pub fn audit_lag(&self, records: u64, bytes: u64) {
-        let records_before = self.audit_lag_records.swap(records);
-        let bytes_before = self.audit_lag_bytes.swap(bytes);
-        self.totals.audit_lag_records.add(difference(records, records_before));
-        self.totals.audit_lag_bytes.add(difference(bytes, bytes_before));
+    /// Sets how far the run's audit log is behind. For a ticker; once a second will do.
+    pub fn audit_lag(&self, lag: &Lag) {
+        let Lag { records, bytes, failing } = *lag;
+        let before = [
+            self.audit_lag_records.swap(records),
+            self.audit_lag_bytes.swap(bytes),
+            self.audit_failing.swap(failing.into()),
+        ];
+        self.totals.audit_lag(before, [records, bytes, failing.into()]);
     }
 
     fn collect(&self, into: &mut Series) {
@@ -171,7 +183,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.audit_lag(0, 0);
+        self.audit_lag(&Lag::default());
     }
 }
 
@@ -238,6 +250,7 @@ impl Runs {
             in_flight: Count::default(),
             audit_lag_records: Count::default(),
             audit_lag_bytes: Count::default(),
+            audit_failing: Count::default(),
         }
     }
 
@@ -258,11 +271,6 @@ impl Collect for Runs {
 /// The index in [`STATUS_CLASSES`].
 fn class_of(status: u16) -> usize {
     usize::from(status / 100).min(STATUS_CLASSES.len() - 1)
-}
-
-fn difference(new: u64, old: u64) -> i64 {
-    let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    signed(new) - signed(old)
 }
 
 /// Values of the label `status` of a run's requests. The exact status is in the totals.

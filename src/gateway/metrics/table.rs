@@ -28,6 +28,7 @@ pub enum Kind {
 /// Series of the process as a whole. They never go away.
 pub static TOTAL: &[&Family] = &[
     &ACCESS_LOG_LOST,
+    &AUDIT_FAILING,
     &AUDIT_LAG_BYTES,
     &AUDIT_LAG_RECORDS,
     &BUILD_INFO,
@@ -78,15 +79,20 @@ pub static ACCESS_LOG_LOST: Family = counter(
     &[],
     "Access-log lines that could not be written.",
 );
+pub static AUDIT_FAILING: Family = gauge(
+    "cogni_gateway_audit_failing_runs",
+    &[],
+    "Runs whose audit log cannot be written, so that nothing is admitted for them.",
+);
 pub static AUDIT_LAG_BYTES: Family = gauge(
     "cogni_gateway_audit_lag_bytes",
     &[],
-    "Bytes of audit records that are not on disk yet, over all runs.",
+    "Bytes of audit records that are not written yet, over all runs.",
 );
 pub static AUDIT_LAG_RECORDS: Family = gauge(
     "cogni_gateway_audit_lag_records",
     &[],
-    "Audit records that are not on disk yet, over all runs.",
+    "Audit records that are not written yet, over all runs.",
 );
 pub static BUILD_INFO: Family =
     gauge("cogni_gateway_build_info", &["version"], "Always 1; the version is in the label.");
@@ -132,12 +138,12 @@ pub static UPSTREAM_ERRORS: Family =
 pub static RUN_AUDIT_LAG_RECORDS: Family = gauge(
     "cogni_gateway_run_audit_lag_records",
     &["run"],
-    "Audit records of the run that are not on disk yet.",
+    "Audit records of the run that are not written yet.",
 );
 pub static RUN_COST: Family = counter(
     "cogni_gateway_run_cost_dollars_total",
     &["run"],
-    "What LiteLLM reported the run's calls to cost; it reports nothing for streams.",
+    "What LiteLLM reported the run's calls to cost; not every call has a report.",
 );
 pub static RUN_IN_FLIGHT: Family =
     gauge("cogni_gateway_run_requests_in_flight", &["run"], "Requests of the run being served.");
@@ -190,7 +196,7 @@ pub static MODEL_CALLS: Family = counter(
 pub static MODEL_COST: Family = counter(
     "cogni_gateway_cost_dollars_total",
     &["model"],
-    "What LiteLLM reported calls to cost; it reports nothing for streams.",
+    "What LiteLLM reported calls to cost; not every call has a report.",
 );
 pub static MODEL_FIRST_BYTE: Family = histogram(
     "cogni_gateway_time_to_first_byte_seconds",

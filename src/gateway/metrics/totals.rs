@@ -15,8 +15,9 @@ use crate::gateway::protocol::Route;
 /// The labelled ones take only our own words, of fixed sets.
 #[derive(Debug)]
 pub(super) struct Totals {
-    pub(super) audit_lag_bytes: IntGauge,
-    pub(super) audit_lag_records: IntGauge,
+    audit_failing: IntGauge,
+    audit_lag_bytes: IntGauge,
+    audit_lag_records: IntGauge,
     pub(super) clients_gone: IntCounter,
     pub(super) in_flight: IntGauge,
     pub(super) models_dropped: IntCounter,
@@ -40,6 +41,7 @@ impl Totals {
         let counters =
             |family: &Family| register(registry, IntCounterVec::new(family.opts(), family.labels)?);
         Ok(Self {
+            audit_failing: gauge(&table::AUDIT_FAILING)?,
             audit_lag_bytes: gauge(&table::AUDIT_LAG_BYTES)?,
             audit_lag_records: gauge(&table::AUDIT_LAG_RECORDS)?,
             clients_gone: counter(&table::CLIENTS_GONE)?,
@@ -71,16 +73,24 @@ impl Totals {
         self.refusals.with_label_values(&[refused.code]).inc();
     }
 
-    pub(super) fn set_runs(&self, runs: usize) {
-        self.runs.set(i64::try_from(runs).unwrap_or(i64::MAX));
-    }
-
-    fn request(&self, route: Option<Route>, status: u16) {
+    pub(super) fn request(&self, route: Option<Route>, status: u16) {
         let route = route.map_or("-", Route::name);
         match http::StatusCode::from_u16(status) {
             Ok(status) => self.requests.with_label_values(&[route, status.as_str()]).inc(),
             Err(_) => self.requests.with_label_values(&[route, "-"]).inc(),
         }
+    }
+
+    /// Moves the sums over all runs by what one run's records, bytes and failing have changed.
+    pub(super) fn audit_lag(&self, before: [u64; 3], now: [u64; 3]) {
+        let sums = [&self.audit_lag_records, &self.audit_lag_bytes, &self.audit_failing];
+        for ((sum, before), now) in sums.into_iter().zip(before).zip(now) {
+            sum.add(now.cast_signed().wrapping_sub(before.cast_signed()));
+        }
+    }
+
+    pub(super) fn set_runs(&self, runs: usize) {
+        self.runs.set(i64::try_from(runs).unwrap_or(i64::MAX));
     }
 
     pub(super) fn access_log_lost(&self, lines: u64) {

@@ -1,0 +1,268 @@
+//! G12: what ships in `config/` for those who watch: scrape example, alerts, dashboard.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cogni_gateway::base;
+use cogni_gateway::gateway::access_log::KEYS;
+use cogni_gateway::gateway::metrics::Metrics;
+use cogni_gateway::gateway::metrics::table::{Family, Kind};
+use serde_json::Value;
+
+use crate::metrics::a_busy_morning;
+
+/// G12: the dashboard asks for nothing that does not exist, by name and by label.
+#[test]
+fn the_dashboard_asks_only_for_what_there_is() {
+    let unknown: BTreeSet<_> = queries().iter().flat_map(|query| unknown_names(query)).collect();
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+/// G12: so do the alerts, in their expressions and in what they tell the person they wake.
+#[test]
+fn the_alerts_ask_only_for_what_there_is() {
+    let unknown = unknown_names(&fs::read_to_string("config/alerts.yaml").unwrap());
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+/// What is measured is worth a look.
+#[test]
+fn the_dashboard_shows_every_family() {
+    let queries = queries().concat();
+    let unseen: Vec<_> =
+        Family::all().map(|family| family.name).filter(|name| !queries.contains(name)).collect();
+    assert!(unseen.is_empty(), "{unseen:#?}");
+}
+
+/// The manual explains every metric, every key of the access log and every alert, and no others.
+#[test]
+fn the_manual_explains_what_there_is() {
+    let manual = fs::read_to_string("src/manual/operations.md").unwrap();
+    let alerts = fs::read_to_string("config/alerts.yaml").unwrap();
+    let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let terms = Family::all().map(|family| family.name).chain(KEYS).chain(alerts);
+    let unexplained: Vec<_> = terms.filter(|term| !manual.contains(&format!("`{term}`"))).collect();
+    assert!(unexplained.is_empty(), "{unexplained:#?}");
+    let families: BTreeSet<_> = Family::all().map(|family| family.name).collect();
+    let gone: Vec<_> = unknown_names(&manual)
+        .into_iter()
+        .filter(|name| !families.contains(&**name) && name != "process_")
+        .collect();
+    assert!(gone.is_empty(), "{gone:#?}");
+}
+
+/// What Grafana needs to load it on any server: no fixed data source, no id twice, no two panels in
+/// one place.
+#[test]
+fn the_dashboard_is_one_that_grafana_loads() {
+    let dashboard = dashboard();
+    assert_eq!(dashboard["templating"]["list"][0]["type"], "datasource");
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64()).collect();
+    assert_eq!(ids.len(), panels.len());
+    for (i, panel) in panels.iter().enumerate() {
+        let is_row = panel["type"] == "row";
+        assert!(is_row || panel["datasource"]["uid"] == "${datasource}", "{panel:#}");
+        assert!(is_row || !panel["description"].as_str().unwrap().is_empty(), "{panel:#}");
+        let [x, y, w, h] = place(panel);
+        assert!(x + w <= 24 && h > 0, "{panel:#}");
+        for other in &panels[..i] {
+            let [other_x, other_y, other_w, other_h] = place(other);
+            let is_apart = x >= other_x + other_w
+                || other_x >= x + w
+                || y >= other_y + other_h
+                || other_y >= y + h;
+            assert!(is_apart, "{} covers {}", panel["title"], other["title"]);
+        }
+    }
+}
+
+/// G12: promtool accepts the scrape example and the alerts, and each alert fires when it should.
+#[test]
+fn promtool_accepts_what_ships() {
+    promtool(&["check", "config", "config/prometheus.yaml"]);
+    promtool(&["check", "rules", "config/alerts.yaml"]);
+    promtool(&["test", "rules", "tests/fixtures/alerts_test.yaml"]);
+}
+
+/// G12: a real Prometheus scrapes us, and every panel of the dashboard shows something.
+#[test]
+fn every_panel_shows_what_a_real_prometheus_has_scraped() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let _busy = a_busy_morning(&metrics);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let target = listener.local_addr().unwrap();
+    let text = metrics.render();
+    runtime.spawn(base::metrics::serve(listener, move || text.clone(), std::future::pending()));
+
+    let prometheus = Prometheus::start(target);
+    for query in queries().iter().filter(|query| !query.starts_with("label_values")) {
+        let asked = filled_in(query);
+        prometheus.wait_until(&asked, |answer| {
+            answer["data"]["result"].as_array().is_some_and(|series| !series.is_empty())
+        });
+    }
+}
+
+/// What of a text names a metric or a label that does not exist.
+fn unknown_names(text: &str) -> Vec<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let ours = words.filter(|word| {
+        ["cogni_gateway_", "gen_ai_", "process_"].iter().any(|prefix| word.starts_with(prefix))
+    });
+    let names: BTreeSet<_> = names().into_iter().collect();
+    let labels: BTreeSet<_> = Family::all().flat_map(|family| family.labels).copied().collect();
+    let unknown = ours.filter(|word| !names.contains(*word) && !labels.contains(word));
+    unknown.map(str::to_owned).chain(unknown_labels(text)).collect()
+}
+
+/// The selectors of a text that use a label their family does not have.
+fn unknown_labels(text: &str) -> Vec<String> {
+    let mut unknown = vec![];
+    for (at, _) in text.match_indices('{') {
+        let name =
+            text[..at].rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
+        let Some(family) =
+            Family::all().find(|family| series_of(family).iter().any(|series| series == name))
+        else {
+            continue;
+        };
+        let selector = text[at + 1..].split('}').next().unwrap();
+        for matcher in selector.split(", ") {
+            let label = matcher.split(['=', '!']).next().unwrap().trim();
+            if !family.labels.contains(&label) && !["job", "instance", "le"].contains(&label) {
+                unknown.push(format!("{name}{{{matcher}}}"));
+            }
+        }
+    }
+    unknown
+}
+
+/// Every name a query may use.
+fn names() -> Vec<String> {
+    let metrics = Metrics::new("litellm").unwrap();
+    let text = String::from_utf8(metrics.render()).unwrap();
+    let process =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE process_")?.split(' ').next());
+    let process = process.map(|name| format!("process_{name}"));
+    Family::all().flat_map(series_of).chain(process).collect()
+}
+
+fn series_of(family: &Family) -> Vec<String> {
+    match family.kind {
+        Kind::Histogram(_) => {
+            ["bucket", "sum", "count"].map(|part| format!("{}_{part}", family.name)).to_vec()
+        }
+        Kind::Counter | Kind::Gauge => vec![family.name.to_owned()],
+    }
+}
+
+/// All that the dashboard asks its data source.
+fn queries() -> Vec<String> {
+    let dashboard = dashboard();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let variables = dashboard["templating"]["list"].as_array().unwrap().iter();
+    let of_panels = targets.map(|target| &target["expr"]);
+    let of_variables = variables.filter_map(|variable| variable["query"].get("query"));
+    of_panels.chain(of_variables).map(|query| query.as_str().unwrap().to_owned()).collect()
+}
+
+fn dashboard() -> Value {
+    serde_json::from_str(&fs::read_to_string("config/grafana-dashboard.json").unwrap()).unwrap()
+}
+
+fn place(panel: &Value) -> [u64; 4] {
+    ["x", "y", "w", "h"].map(|side| panel["gridPos"][side].as_u64().unwrap())
+}
+
+/// A query with its variables as Grafana would fill them in.
+fn filled_in(query: &str) -> String {
+    let variables = ["$job", "$instance", "$model", "$run"];
+    let query = query.replace("$__rate_interval", "1m");
+    variables.iter().fold(query, |query, variable| query.replace(variable, ".*"))
+}
+
+fn promtool(arguments: &[&str]) {
+    let ran = Command::new("promtool").args(arguments).output();
+    let output = ran.expect("this test needs promtool: apt-get install prometheus");
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(output.status.success(), "{said}");
+}
+
+/// A Prometheus of our own, stopped when dropped.
+struct Prometheus {
+    process: Child,
+    address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    fn start(target: SocketAddr) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("prometheus.yaml");
+        fs::write(&config, scrape_config(target)).unwrap();
+        // Taken and given back: Prometheus cannot be told to choose a port and say which.
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let process = Command::new("prometheus")
+            .arg(flag("config.file", &config))
+            .arg(flag("storage.tsdb.path", &folder.path().join("data")))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let process = process.expect("this test needs Prometheus: apt-get install prometheus");
+        Self { process, address, _folder: folder }
+    }
+
+    /// Asks until the answer will do. A minute is not a measure of speed but of patience.
+    fn wait_until(&self, query: &str, will_do: impl Fn(&Value) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let answer = self.ask(query);
+            if answer.as_ref().is_some_and(&will_do) {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_mins(1), "{query}: {answer:?}");
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+    }
+
+    fn ask(&self, query: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(self.address).ok()?;
+        let body = format!("query={}", encoded(query));
+        let length = body.len();
+        let head = "POST /api/v1/query HTTP/1.0\r\nContent-Type: application/x-www-form-urlencoded";
+        write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+fn scrape_config(target: SocketAddr) -> String {
+    format!(
+        "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: cogni-gateway\n  static_configs: [{{targets: ['{target}']}}]\n"
+    )
+}
+
+fn flag(name: &str, value: &Path) -> String {
+    format!("--{name}={}", value.display())
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |all, byte| all + &format!("%{byte:02x}"))
+}
