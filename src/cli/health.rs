@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-/// Flags of the command.
+/// Ask a served socket whether it answers, for a container's health check.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The run's socket.
