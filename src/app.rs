@@ -35,6 +35,9 @@ pub struct App {
     metrics: Arc<Metrics>,
     metrics_listener: Option<TcpListener>,
     access_log: Arc<access_log::Log>,
+    overwrites: Arc<Overwrites>,
+    /// One for each worker.
+    upstreams: Vec<Upstream>,
     tasks: Drain,
 }
 
@@ -44,6 +47,12 @@ impl App {
     /// # Errors
     /// What cannot be opened or bound, and why.
     pub fn build(config: Config) -> anyhow::Result<Self> {
+        let overwrites =
+            Overwrites::new(&config.upstream, &config.identity, &config.policy.headers)?;
+        let upstreams = (0..config.workers)
+            .map(|_| Upstream::new(&config.upstream))
+            .collect::<io::Result<_>>()
+            .context("the upstream's authorities cannot be loaded")?;
         let listener = Listener::bind(&config.listen.socket_path, config.listen.permissions())?;
         let (audit, recovered) = open_audit(&config)?;
         let ledger = Ledger::new(config.budget.clone(), recovered.spent);
@@ -53,8 +62,17 @@ impl App {
         let access_log = Arc::new(access_log::Log::open(&config.access_log, &identity)?);
         let metrics = Arc::new(Metrics::new(config.upstream.kind.name())?);
         let metrics_listener = config.metrics.address.map(bind_metrics).transpose()?;
-        let tasks = Drain::default();
-        Ok(Self { config, run, listener, metrics, metrics_listener, access_log, tasks })
+        Ok(Self {
+            config,
+            run,
+            listener,
+            metrics,
+            metrics_listener,
+            access_log,
+            overwrites: Arc::new(overwrites),
+            upstreams,
+            tasks: Drain::default(),
+        })
     }
 
     pub fn socket(&self) -> &Path {
@@ -79,15 +97,16 @@ impl App {
     /// # Errors
     /// The socket could not be served, or the audit log not be closed.
     pub async fn serve(mut self, shutdown: CancellationToken) -> anyhow::Result<()> {
+        let metrics = self.metrics_address().map(tracing::field::display);
+        self.start_chores();
+        let workers = self.start_workers()?;
         tracing::info!(
             run = self.run.identity.run,
             socket = %self.listener.path().display(),
-            metrics = self.metrics_address().map(tracing::field::display),
+            metrics,
             upstream = %self.config.upstream.url,
             "ready"
         );
-        self.start_chores();
-        let workers = self.start_workers()?;
         shutdown.cancelled().await;
         tracing::info!("draining");
         let drained = self.tasks.finish(self.config.drain_timeout).await;
@@ -104,12 +123,11 @@ impl App {
     }
 
     /// The first worker is the current thread; the others have threads and runtimes of their own.
-    fn start_workers(&self) -> anyhow::Result<Vec<thread::JoinHandle<()>>> {
-        let overwrites = Arc::new(self.overwrites()?);
+    fn start_workers(&mut self) -> io::Result<Vec<thread::JoinHandle<()>>> {
         let server = Arc::new(self.config.server.clone());
         let mut threads = vec![];
-        for worker in 0..self.config.workers {
-            let gateway = Arc::new(self.gateway(&overwrites)?);
+        for (worker, upstream) in std::mem::take(&mut self.upstreams).into_iter().enumerate() {
+            let gateway = Arc::new(self.gateway(upstream));
             let listener = self.listener.accept_handle()?;
             let (server, tasks) = (Arc::clone(&server), self.tasks.clone());
             let serve = async move {
@@ -126,24 +144,16 @@ impl App {
         Ok(threads)
     }
 
-    fn overwrites(&self) -> anyhow::Result<Overwrites> {
-        let upstream = &self.config.upstream;
-        let headers = &self.config.policy.headers;
-        Ok(Overwrites::new(upstream, &self.run.identity, headers)?)
-    }
-
-    fn gateway(&self, overwrites: &Arc<Overwrites>) -> anyhow::Result<Gateway> {
-        let upstream = Upstream::new(&self.config.upstream)
-            .context("the upstream's authorities cannot be loaded")?;
-        Ok(Gateway {
+    fn gateway(&self, upstream: Upstream) -> Gateway {
+        Gateway {
             run: Arc::clone(&self.run),
             policy: Arc::new(self.config.policy.clone()),
-            overwrites: Arc::clone(overwrites),
+            overwrites: Arc::clone(&self.overwrites),
             upstream: Arc::new(upstream),
             metrics: self.metrics.run(&self.run.identity.run, &self.run.ledger),
             access_log: Arc::clone(&self.access_log),
             tasks: self.tasks.clone(),
-        })
+        }
     }
 
     /// Writes out what is buffered, and serves the metrics.

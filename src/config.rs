@@ -107,6 +107,7 @@ impl Config {
         if self.workers == 0 {
             bail!("`WORKERS` is `0`; give at least 1");
         }
+        self.server.check()?;
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::audit::record::Finished;
 use crate::audit::{self, Log};
 use crate::budget::Ledger;
 
-pub use identity::{Identity, Invalid, RequestId};
+pub use identity::{Identity, Invalid, NAME_RULE, RequestId, is_name};
 
 /// One agent run: who it is, what it may spend, and where it is written down.
 pub struct Run {

@@ -11,6 +11,7 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use super::Config;
 use crate::base::secret::Secret;
 use crate::budget::Tokens;
+use crate::run::{NAME_RULE, is_name};
 
 /// One setting: how it is called, what it is for, and how it changes the configuration.
 pub struct Setting {
@@ -95,15 +96,15 @@ pub const SETTINGS: &[Setting] = &[
         Ok(())
     }),
     text("RUN_ID", "ID", "The run that is served", |config, given| {
-        given.clone_into(&mut config.identity.run);
+        config.identity.run = name(given)?;
         Ok(())
     }),
     text("ATTEMPT", "ID", "The run's attempt [default: 0]", |config, given| {
-        given.clone_into(&mut config.identity.attempt);
+        config.identity.attempt = name(given)?;
         Ok(())
     }),
     text("BILLING_ACCOUNT_ID", "ID", "Who pays; LiteLLM's end user", |config, given| {
-        given.clone_into(&mut config.identity.account);
+        config.identity.account = name(given)?;
         Ok(())
     }),
     text(
@@ -259,6 +260,10 @@ pub(super) fn mode(given: &str) -> Result<u32, String> {
 fn word<T: DeserializeOwned>(given: &str) -> Option<T> {
     let given: StrDeserializer<'_, serde::de::value::Error> = given.into_deserializer();
     T::deserialize(given).ok()
+}
+
+fn name(given: &str) -> Result<String, String> {
+    if is_name(given) { Ok(given.to_owned()) } else { Err(NAME_RULE.to_owned()) }
 }
 
 fn number(given: &str) -> Result<u64, String> {

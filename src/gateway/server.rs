@@ -36,6 +36,15 @@ pub struct Config {
     pub max_headers: usize,
 }
 
+/// A limit that leaves nothing to serve with.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`server.{name}` is `{given}`; give at least {least}")]
+pub struct Invalid {
+    name: &'static str,
+    given: usize,
+    least: usize,
+}
+
 /// Serves a listener until the gateway's tasks are told to finish.
 ///
 /// # Errors
@@ -113,6 +122,20 @@ where
     }
 }
 
+impl Config {
+    /// # Errors
+    /// The first limit that is too low.
+    pub fn check(&self) -> Result<(), Invalid> {
+        let limits = [
+            ("max_connections", self.max_connections, 1),
+            ("buffer_bytes", self.buffer_bytes, MIN_BUFFER_BYTES),
+            ("max_headers", self.max_headers, 1),
+        ];
+        let low = limits.into_iter().find(|(_, given, least)| given < least);
+        low.map_or(Ok(()), |(name, given, least)| Err(Invalid { name, given, least }))
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -126,6 +149,9 @@ impl Default for Config {
         }
     }
 }
+
+/// hyper's own minimum; with less it panics.
+const MIN_BUFFER_BYTES: usize = 8192;
 
 /// hyper's default for HTTP/1.1 is bounded by the buffer; this is the same bound for HTTP/2.
 const MAX_HTTP2_HEAD_BYTES: u32 = 64 * 1024;

@@ -23,9 +23,7 @@ pub struct RequestId([u8; 36]);
 
 /// What is wrong with a name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{given}` is not a valid {what}; use 1 to {MAX_NAME_BYTES} letters, digits, `.`, `_`, `:`, `@`, `/` or `-`"
-)]
+#[error("`{given}` is not a valid {what}; {NAME_RULE}")]
 pub struct Invalid {
     what: &'static str,
     given: String,
@@ -36,10 +34,12 @@ impl Identity {
     ///
     /// # Errors
     /// The first name that is empty, too long, or has a character that would need escaping somewhere.
+    /// Only the account may be missing: not every upstream bills one.
     pub fn check(&self) -> Result<(), Invalid> {
         let names =
             [("run id", &self.run), ("attempt", &self.attempt), ("billing account", &self.account)];
-        let invalid = names.into_iter().find(|(_, name)| !is_name(name));
+        let optional = |what: &str, name: &str| what == "billing account" && name.is_empty();
+        let invalid = names.into_iter().find(|(what, name)| !is_name(name) && !optional(what, name));
         invalid.map_or(Ok(()), |(what, given)| Err(Invalid { what, given: given.clone() }))
     }
 
@@ -79,7 +79,8 @@ impl Default for RequestId {
     }
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether a text may stand in headers, logs and labels as it is.
+pub fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/-".contains(&byte);
     (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(allowed)
 }
@@ -98,6 +99,9 @@ fn escape_non_ascii(json: &str) -> String {
     }
     escaped
 }
+
+/// What [`is_name`] asks for.
+pub const NAME_RULE: &str = "use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`";
 
 /// Longer than any id in use, and short enough for a label.
 const MAX_NAME_BYTES: usize = 128;

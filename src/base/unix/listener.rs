@@ -2,12 +2,14 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -81,9 +83,24 @@ impl Listener {
         let bind_error = |source| Error::Bind { path: path.into(), source };
         let _one_at_a_time = lock_directory(path).map_err(bind_error)?;
         remove_stale(path)?;
-        let socket = bind_and_listen(path, permissions).map_err(bind_error)?;
-        let inode = inode(path).map_err(bind_error)?;
-        Ok(Self { socket, path: path.into(), inode })
+        // From here on the path is ours: where the rest fails, dropping the listener removes it.
+        let listener = Self::bound(path).map_err(bind_error)?;
+        listener.open_to(permissions).map_err(bind_error)?;
+        Ok(listener)
+    }
+
+    fn bound(path: &Path) -> io::Result<Self> {
+        let socket = new_socket()?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self { socket: socket.into(), path: path.into(), inode: inode(path)? })
+    }
+
+    fn open_to(&self, Permissions { mode, uid, gid }: Permissions) -> io::Result<()> {
+        fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))?;
+        if uid.is_some() || gid.is_some() {
+            std::os::unix::fs::lchown(&self.path, uid, gid)?;
+        }
+        Ok(rustix::net::listen(&self.socket, BACKLOG)?)
     }
 
     /// A second handle to accept from, for another thread. It does not own the path.
@@ -118,21 +135,23 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(bind_error(error)),
         Ok(found) if !found.file_type().is_socket() => Err(Error::NotASocket(path.into())),
-        Ok(_) if UnixStream::connect(path).is_ok() => Err(Error::Live(path.into())),
+        Ok(_) if is_live(path).map_err(bind_error)? => Err(Error::Live(path.into())),
         Ok(_) => fs::remove_file(path).map_err(bind_error),
     }
 }
 
-fn bind_and_listen(path: &Path, permissions: Permissions) -> io::Result<UnixListener> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(permissions.mode))?;
-    if permissions.uid.is_some() || permissions.gid.is_some() {
-        std::os::unix::fs::lchown(path, permissions.uid, permissions.gid)?;
+/// Whether somebody listens, be it with a full backlog. Only a refusal proves that nobody does.
+fn is_live(path: &Path) -> io::Result<bool> {
+    match rustix::net::connect(new_socket()?, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error.into()),
     }
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
 fn inode(path: &Path) -> io::Result<(u64, u64)> {
