@@ -31,13 +31,16 @@ impl Rates {
     }
 
     /// Takes one request and its tokens out of the minute, or says how long to wait.
+    ///
+    /// What is taken cannot be put back, so the request comes first: a client that hammers at one limit
+    /// must not use up a minute of tokens with calls that are never made.
     pub(super) fn admit(&self, tokens: Tokens) -> Result<(), Refusal> {
-        if let Some(rate) = &self.tokens {
-            let wanted = tokens.0.saturating_add(self.debt.load(Ordering::Relaxed));
-            rate.take("tokens", wanted)?;
-            self.debt.store(0, Ordering::Relaxed);
-        }
-        self.requests.as_ref().map_or(Ok(()), |rate| rate.take("requests", 1))
+        self.requests.as_ref().map_or(Ok(()), |rate| rate.take("requests", 1))?;
+        let Some(rate) = &self.tokens else { return Ok(()) };
+        let debt = self.debt.swap(0, Ordering::Relaxed);
+        rate.take("tokens", tokens.0.saturating_add(debt)).inspect_err(|_| {
+            self.debt.fetch_add(debt, Ordering::Relaxed);
+        })
     }
 
     pub(super) fn settle(&self, reserved: Tokens, used: Tokens) {
