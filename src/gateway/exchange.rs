@@ -309,6 +309,9 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
+        if self.outcome == Outcome::ClientGone && self.gateway.tasks.cut().is_cancelled() {
+            self.outcome = Outcome::ShutDown;
+        }
         let usage = match std::mem::replace(&mut self.stage, Stage::Answered) {
             Stage::Arrived => {
                 self.refuse(self.code.unwrap_or("client_gone"));

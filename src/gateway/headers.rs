@@ -250,8 +250,10 @@ impl Default for Config {
 }
 
 /// Response headers that are kept; of these, [`RESPONSE_COST`] stays inside.
-const KEPT: [&str; 9] = [
+const KEPT: [&str; 10] = [
     "content-type",
+    // We ask for none; an upstream that encodes all the same must say so to the client, too.
+    "content-encoding",
     "cache-control",
     "retry-after",
     "retry-after-ms",

@@ -29,8 +29,6 @@ pub enum Rejection {
     Body(#[from] body::Refusal),
     #[error(transparent)]
     Budget(#[from] budget::Refusal),
-    #[error("the run is shutting down")]
-    ShuttingDown,
     #[error("the audit log cannot be written")]
     Audit(#[from] audit::Error),
     #[error(transparent)]
@@ -46,7 +44,6 @@ impl Rejection {
             Self::Receive(error) => error.code(),
             Self::Body(refusal) => refusal.code(),
             Self::Budget(refusal) => budget_code(refusal),
-            Self::ShuttingDown => "shutting_down",
             Self::Audit(_) => "audit_unavailable",
             Self::Upstream(error) => error.code(),
         }
@@ -63,7 +60,7 @@ impl Rejection {
             // Codex stops at a 429 of type `usage_limit_reached` and repeats a 402 five times.
             Self::Budget(_) if protocol == Protocol::Responses => StatusCode::TOO_MANY_REQUESTS,
             Self::Budget(_) => StatusCode::PAYMENT_REQUIRED,
-            Self::ShuttingDown | Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Upstream(
                 upstream::Error::ConnectTimeout(_)
                 | upstream::Error::FirstByteTimeout(_)
@@ -103,7 +100,7 @@ impl Rejection {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.retry_after() {
             Some(wait) => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs().max(1)));
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
             }
             None if self.is_final() => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
@@ -120,7 +117,7 @@ impl Rejection {
 
     /// Whether the same request would be refused again.
     fn is_final(&self) -> bool {
-        !matches!(self, Self::Upstream(_) | Self::Audit(_) | Self::ShuttingDown)
+        !matches!(self, Self::Upstream(_) | Self::Audit(_))
             || matches!(self, Self::Upstream(upstream::Error::Deadline))
     }
 
@@ -141,6 +138,11 @@ impl Rejection {
             _ => "server_error",
         }
     }
+}
+
+/// Rounded up: who comes back too early is refused again.
+fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
 /// What the records say of an upstream failure.

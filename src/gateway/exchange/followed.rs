@@ -85,22 +85,23 @@ impl Passing {
 
     /// Reads what the client no longer wants, to learn what it cost.
     async fn drain(mut self: Box<Self>) {
-        let pump = async {
-            while self.exchange.response_bytes < MAX_DRAIN_BYTES {
-                match self.body.frame().await {
-                    Some(Ok(frame)) => {
-                        if self.observe(frame).is_err() {
-                            break;
-                        }
-                    }
-                    _ => break,
-                }
-            }
-        };
-        let _ = tokio::time::timeout(MAX_DRAIN_TIME, pump).await;
-        self.observer.end();
+        let cut = self.exchange.gateway.tasks.cut().clone();
+        let pump = tokio::time::timeout(MAX_DRAIN_TIME, self.pump());
+        let _ = cut.run_until_cancelled(pump).await;
         self.ended = true;
         self.exchange.reported(&self.observer, Source::Drained);
+    }
+
+    async fn pump(&mut self) {
+        while self.exchange.response_bytes < MAX_DRAIN_BYTES {
+            let Some(frame) = self.body.frame().await else {
+                self.observer.end();
+                return;
+            };
+            if !frame.is_ok_and(|frame| self.observe(frame).is_ok()) {
+                return;
+            }
+        }
     }
 }
 
@@ -115,9 +116,6 @@ impl Drop for Followed {
             gateway.tasks.spawn(passing.drain());
         } else {
             passing.exchange.reported(&passing.observer, Source::Provider);
-            if passing.is_abandoned() && gateway.tasks.cut().is_cancelled() {
-                passing.exchange.outcome = Outcome::ShutDown;
-            }
         }
     }
 }

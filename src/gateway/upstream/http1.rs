@@ -8,13 +8,15 @@ mod head;
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::Response;
+use http::{Response, StatusCode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::net::tcp::ReadHalf;
 use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
@@ -36,11 +38,11 @@ struct Worker {
     scratch: Mutex<BytesMut>,
 }
 
-/// A connection that has sent a request and waits for the response.
-struct Waiting {
+/// The head of a response, the connection it came on, and what came with it.
+struct Answer {
     stream: TcpStream,
-    /// Kept for the case that no response comes: the server may have answered before it had read all.
-    write_error: Option<io::Error>,
+    head: Head,
+    rest: BytesMut,
 }
 
 impl Client {
@@ -62,33 +64,60 @@ impl Client {
 
     async fn exchange(&self, call: Call) -> Result<Response<super::Body>, Error> {
         let mut request = Bytes::from(call.head.http1(call.body.len())).chain(call.body);
-        let mut waiting = self.deliver(&mut request).await?;
-        let (mut head, rest) = match self.read_head(&mut waiting.stream).await {
-            Ok(answer) => answer,
-            Err(read_error) => return Err(waiting.write_error.map_or(read_error, Error::Io)),
-        };
-        // A server that answered before it had read the whole request is in no state to be used again.
-        head.keeps_alive &= waiting.write_error.is_none();
+        let Answer { stream, head, rest } = self.deliver(&mut request).await?;
         let timing = body::Timing { idle: self.config.idle_timeout, deadline: call.deadline };
-        let body = Body::new(waiting.stream, &head, rest, timing, Arc::clone(&self.worker));
+        let body = Body::new(stream, &head, rest, timing, Arc::clone(&self.worker));
         let mut response = Response::new(super::Body::Plain(Box::new(body)));
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
         Ok(response)
     }
 
-    /// Writes a request to an idle connection or, where that turns out dead before it took a byte, to a new one.
-    async fn deliver(&self, request: &mut (impl Buf + Unpin)) -> Result<Waiting, Error> {
+    /// Sends a request on an idle connection or, where that turns out dead before it took a byte, on a
+    /// new one.
+    async fn deliver(&self, request: &mut (impl Buf + Unpin)) -> Result<Answer, Error> {
         let whole = request.remaining();
-        if let Some(mut stream) = self.worker.pool.take() {
-            let write_error = stream.write_all_buf(request).await.err();
-            if write_error.is_none() || request.remaining() < whole {
-                return Ok(Waiting { stream, write_error });
+        let mut idle = self.worker.pool.take();
+        loop {
+            let was_idle = idle.is_some();
+            let mut stream = match idle.take() {
+                Some(stream) => stream,
+                None => self.connect().await?,
+            };
+            match self.converse(&mut stream, request).await {
+                Ok((head, rest)) => return Ok(Answer { stream, head, rest }),
+                Err(_dead) if was_idle && request.remaining() == whole => {}
+                Err(error) => return Err(error),
             }
         }
-        let mut stream = self.connect().await?;
-        let write_error = stream.write_all_buf(request).await.err();
-        Ok(Waiting { stream, write_error })
+    }
+
+    /// Sends a request and reads the head of its answer, which may come before all is sent.
+    async fn converse(
+        &self,
+        stream: &mut TcpStream,
+        request: &mut (impl Buf + Unpin),
+    ) -> Result<(Head, BytesMut), Error> {
+        let (mut reader, mut writer) = stream.split();
+        let mut reading = pin!(self.read_head(&mut reader));
+        let (written, early) = tokio::select! {
+            biased;
+            written = writer.write_all_buf(request) => (Some(written), None),
+            early = reading.as_mut() => (None, Some(early)),
+        };
+        let read = match early {
+            Some(early) => early,
+            None => reading.await,
+        };
+        match (read, written) {
+            (Ok((mut head, rest)), written) => {
+                // A server that has not read the whole request is in no state to be used again.
+                head.keeps_alive &= matches!(written, Some(Ok(())));
+                Ok((head, rest))
+            }
+            (Err(_), Some(Err(write_error))) => Err(Error::Io(write_error)),
+            (Err(read_error), _) => Err(read_error),
+        }
     }
 
     async fn connect(&self) -> Result<TcpStream, Error> {
@@ -101,12 +130,15 @@ impl Client {
     }
 
     /// The head of the response, and what came with it.
-    async fn read_head(&self, stream: &mut TcpStream) -> Result<(Head, BytesMut), Error> {
+    async fn read_head(&self, stream: &mut ReadHalf<'_>) -> Result<(Head, BytesMut), Error> {
         let mut seen = BytesMut::new();
         let mut interim = 0;
         loop {
             if let Some((head, length)) = head::parse(&seen).map_err(Error::Malformed)? {
                 seen.advance(length);
+                if head.status == StatusCode::SWITCHING_PROTOCOLS {
+                    return Err(Error::Malformed("the protocol was switched, unasked"));
+                }
                 if !head.status.is_informational() {
                     return Ok((head, seen));
                 }
@@ -132,16 +164,16 @@ impl Worker {
     /// One read; empty at the end. Takes the scratch buffer only once there is something to read.
     fn poll_read(
         &self,
-        stream: &mut TcpStream,
+        stream: &mut ReadHalf<'_>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<BytesMut>> {
-        ready!(stream.poll_read_ready(cx))?;
+        ready!(stream.as_ref().poll_read_ready(cx))?;
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         // Free again as soon as the frames cut from it are written, which is nearly always.
         if !scratch.try_reclaim(SCRATCH_BYTES) {
             *scratch = BytesMut::with_capacity(SCRATCH_BYTES);
         }
-        ready!(poll_read_buf(std::pin::Pin::new(stream), cx, &mut *scratch))?;
+        ready!(poll_read_buf(Pin::new(stream), cx, &mut *scratch))?;
         Poll::Ready(Ok(scratch.split()))
     }
 }

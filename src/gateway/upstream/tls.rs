@@ -6,6 +6,7 @@ use std::io::{self, BufReader};
 use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
@@ -33,7 +34,7 @@ pub struct Client {
 pub struct Body {
     incoming: Incoming,
     alarm: Pin<Box<Sleep>>,
-    config: Config,
+    idle: Duration,
     deadline: Option<Instant>,
 }
 
@@ -55,7 +56,8 @@ impl Client {
             .pool_idle_timeout(config.pool_idle_timeout)
             .pool_timer(TokioTimer::new())
             .http2_only(config.url.scheme() == Scheme::H2c)
-            .retry_canceled_requests(false)
+            // Only what hyper hands back unsent, because the idle connection was closed.
+            .retry_canceled_requests(true)
             .build(connector);
         Ok(Self { config, client })
     }
@@ -84,8 +86,10 @@ impl Client {
         let (mut head, incoming) = response.into_parts();
         let kept = head.headers.iter().filter(|(name, _)| headers::keeps(name.as_str()).is_some());
         head.headers = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let alarm = Box::pin(tokio::time::sleep(self.config.idle_timeout));
-        let body = Body { incoming, alarm, config: self.config.clone(), deadline };
+        let idle = self.config.idle_timeout;
+        let due = super::http1::earlier(Instant::now() + idle, deadline);
+        let alarm = Box::pin(tokio::time::sleep_until(due));
+        let body = Body { incoming, alarm, idle, deadline };
         Response::from_parts(head, super::Body::Tls(Box::new(body)))
     }
 }
@@ -99,7 +103,7 @@ impl Body {
             match frame {
                 Some(Ok(frame)) => {
                     let Ok(data) = frame.into_data() else { continue };
-                    let due = self.due();
+                    let due = super::http1::earlier(Instant::now() + self.idle, self.deadline);
                     self.alarm.as_mut().reset(due);
                     return Poll::Ready(Some(Ok(data)));
                 }
@@ -109,20 +113,12 @@ impl Body {
         }
         ready!(self.alarm.as_mut().poll(cx));
         let is_deadline = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
-        let error = if is_deadline {
-            Error::Deadline
-        } else {
-            Error::IdleTimeout(self.config.idle_timeout)
-        };
+        let error = if is_deadline { Error::Deadline } else { Error::IdleTimeout(self.idle) };
         Poll::Ready(Some(Err(error)))
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
         self.incoming.size_hint()
-    }
-
-    fn due(&self) -> Instant {
-        super::http1::earlier(Instant::now() + self.config.idle_timeout, self.deadline)
     }
 }
 

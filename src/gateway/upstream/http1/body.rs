@@ -83,7 +83,7 @@ impl Body {
             else {
                 return Poll::Ready(None);
             };
-            match self.worker.poll_read(stream, cx) {
+            match self.worker.poll_read(&mut stream.split().0, cx) {
                 Poll::Ready(Ok(read)) if read.is_empty() => {
                     return Poll::Ready(self.end_of_file().transpose());
                 }
