@@ -1,12 +1,12 @@
 //! Whatever bytes a log file holds: recovery never panics, and what it takes up proves itself.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::collections::BTreeMap;
 
 use cogni_gateway::audit::chain::{Chain, Head};
 use cogni_gateway::audit::record::Record;
 use cogni_gateway::audit::{recover, verify};
-use libfuzzer_sys::fuzz_target;
+use cogni_gateway_fuzz::fuzz_target;
 use serde::Serialize;
 use serde_json::value::RawValue;
 

@@ -1,11 +1,11 @@
 //! Whatever bytes a provider sends, and however they are cut: the same reading, nothing changed in
 //! pass-through, and nothing added by the filter.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use bytes::Bytes;
 use cogni_gateway::gateway::protocol::Route;
 use cogni_gateway::gateway::stream::{Format, Observer, UsageChunk};
-use libfuzzer_sys::fuzz_target;
+use cogni_gateway_fuzz::fuzz_target;
 
 // Three bytes choose the route and where to cut, again and again; the rest is the response.
 fuzz_target!(|data: &[u8]| {

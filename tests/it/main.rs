@@ -4,10 +4,12 @@
 mod access_log;
 mod audit;
 mod body;
+mod dropin;
 mod examples;
 mod gateway;
 mod metrics;
 mod monitoring;
+mod peers;
 mod provider;
 mod stream;
 mod support;

@@ -4,4 +4,6 @@ pub(crate) mod allocations;
 pub(crate) mod app;
 pub(crate) mod client;
 pub(crate) mod disk;
+pub(crate) mod engine;
+pub(crate) mod process;
 pub(crate) mod provider;

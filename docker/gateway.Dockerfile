@@ -1,0 +1,27 @@
+# The gateway's image: one static binary and the certificate authorities. No shell, no libc, no root.
+#
+#   docker build -f docker/gateway.Dockerfile -t cogni-gateway:dev .
+#
+# Where no base image can be pulled, docker/build makes the same image with the host's own cargo: it takes this
+# file from `FROM scratch` down, so what the image is stands here and nowhere else.
+
+FROM rust:1-bookworm AS build
+WORKDIR /source
+COPY . .
+RUN docker/rootfs /rootfs
+
+FROM scratch
+COPY --from=build /rootfs/ /
+
+# A fresh named volume takes owner and content of the directory it is mounted on, and takes them again from every
+# further container while it is empty. So the socket's directory belongs to the sandbox's uid, which lets the proxy
+# bind there without being root and makes the socket the agent's own at mode 0600; and it holds a file, so that an
+# agent's image with a root-owned /llm-sock does not take the volume away again before the socket is bound.
+COPY --chown=1001:1001 docker/llm-sock/ /llm-sock/
+COPY --chown=1001:1001 docker/llm-sock/ /var/log/cogni/
+USER 1001:1001
+
+ENTRYPOINT ["/cogni-gateway"]
+CMD ["proxy"]
+# No HEALTHCHECK: an engine starts a process in the container for each check, and with fifty runs on a machine those
+# checks would cost more than the gateways. Where one is wanted, as in compose.yaml: ["/cogni-gateway", "health"].

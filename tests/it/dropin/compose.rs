@@ -1,0 +1,73 @@
+//! `docker/compose.yaml`, brought up under a name of its own and taken down again.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use crate::support::engine::{self, Engine};
+
+/// The project is taken down when this is dropped.
+pub(super) struct Compose {
+    project: String,
+    folder: TempDir,
+}
+
+impl Compose {
+    pub(super) fn new() -> Self {
+        // For its check of engine and images, and what it says where one is missing.
+        Engine::connect();
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("litellm_master_key");
+        fs::write(&key, "sk-litellm-master").unwrap();
+        fs::set_permissions(&key, Permissions::from_mode(0o444)).unwrap();
+        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        fs::write(folder.path().join("litellm.yaml"), STAND_IN).unwrap();
+        Self { project: format!("cogni-test-{}", Uuid::now_v7().simple()), folder }
+    }
+
+    /// Brings gateway, agent and LiteLLM up until the agent ends: its exit code, and what all of them said.
+    pub(super) fn up(&self) -> (i32, String) {
+        let services = ["gateway", "litellm", "agent"];
+        let output = self.compose(
+            &[&["up", "--no-color", "--no-build", "--exit-code-from", "agent"], &services[..]]
+                .concat(),
+        );
+        let said =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.code().unwrap(), said.concat())
+    }
+
+    fn compose(&self, arguments: &[&str]) -> Output {
+        let home = Path::new(env!("CARGO_MANIFEST_DIR"));
+        Command::new("docker-compose")
+            .args(["--project-name", &self.project])
+            .arg("--file")
+            .arg(home.join("docker/compose.yaml"))
+            .arg("--file")
+            .arg(self.folder.path().join("litellm.yaml"))
+            .args(arguments)
+            .env("AGENT_IMAGE", engine::HOST)
+            .env("GATEWAY_IMAGE", engine::GATEWAY)
+            .env("LITELLM_MASTER_KEY_FILE", self.folder.path().join("litellm_master_key"))
+            .output()
+            .expect("docker-compose is installed; `tests/run dropin` does it")
+    }
+}
+
+impl Drop for Compose {
+    fn drop(&mut self) {
+        self.compose(&["down", "--volumes", "--timeout", "1"]);
+    }
+}
+
+const STAND_IN: &str = r#"
+services:
+  litellm:
+    image: cogni-gateway:dev
+    entrypoint: ["/cogni-gateway"]
+    command: ["provider", "--listen", "0.0.0.0:4000"]
+"#;

@@ -1,0 +1,294 @@
+//! One run as it is deployed: LiteLLM's stand-in on an internal network, a proxy there, an agent without any network.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::engine::{self, Container, Engine, Live};
+use crate::support::process::patience;
+
+pub(super) const SOCKET: &str = "/llm-sock/llm.sock";
+pub(super) const ACCESS_LOG: &str = "/var/log/cogni/access.log";
+pub(super) const AUDIT_LOG: &str = "/var/log/cogni/audit.jsonl";
+pub(super) const KEY: &str = "sk-litellm-master";
+pub(super) const ACCOUNT: &str = "acct-42";
+pub(super) const RUN: &str = "run-7";
+pub(super) const METADATA: &str = r#"{"run_id":"run-7","attempt":0,"graph_id":"sandbox:agent"}"#;
+
+/// What stands between the agent and LiteLLM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proxy {
+    Nginx,
+    Gateway,
+}
+
+/// Its containers, network and volumes go when it is dropped.
+pub(super) struct Deployment {
+    pub(super) proxy: Container,
+    pub(super) agent: Container,
+    provider: Container,
+    kind: Proxy,
+    logs: String,
+    engine: Engine,
+    _config: TempDir,
+}
+
+/// Starts a container.
+type Start<'a> = &'a dyn Fn() -> Container;
+
+/// What curl made of an answer.
+pub(super) struct Reply {
+    pub(super) status: u16,
+    pub(super) text: String,
+    head: String,
+}
+
+/// A request as it reached the provider.
+pub(super) struct Seen {
+    pub(super) headers: Vec<(String, String)>,
+}
+
+impl Deployment {
+    /// The proxy first, as the old manager did.
+    pub(super) fn start(kind: Proxy) -> Self {
+        Self::assemble(kind, |proxy, agent| {
+            let proxy = proxy();
+            (proxy, agent())
+        })
+    }
+
+    /// The agent's container, with its root-owned `/llm-sock`, is the first to mount the empty volume.
+    pub(super) fn start_agent_first() -> Self {
+        Self::assemble(Proxy::Gateway, |proxy, agent| {
+            let agent = agent();
+            (proxy(), agent)
+        })
+    }
+
+    fn assemble(
+        kind: Proxy,
+        order: impl FnOnce(Start<'_>, Start<'_>) -> (Container, Container),
+    ) -> Self {
+        let engine = Engine::connect();
+        let (network, socket, logs) = (engine.internal_network(), engine.volume(), engine.volume());
+        let provider = engine.run(
+            engine::GATEWAY,
+            &["--network", &network, "--network-alias", "litellm"],
+            &["provider", "--listen", "0.0.0.0:4000"],
+        );
+        let config = tempfile::tempdir().unwrap();
+        let (proxy, agent) =
+            order(&|| start_proxy(&engine, kind, &config, &network, [&socket, &logs]), &|| {
+                start_agent(&engine, &socket)
+            });
+        let deployment = Self { proxy, agent, provider, kind, logs, engine, _config: config };
+        deployment.until_it_answers();
+        deployment
+    }
+
+    /// One request from inside the sandbox.
+    pub(super) fn curl(&self, arguments: &[&str]) -> Reply {
+        let output = self.agent.exec(&[&CURL[..], &["--include"], arguments].concat());
+        assert!(
+            output.status.success(),
+            "curl {arguments:?}: {}; the proxy said: {}",
+            String::from_utf8_lossy(&output.stderr),
+            self.proxy.logs()
+        );
+        Reply::parse(&String::from_utf8(output.stdout).unwrap())
+    }
+
+    /// A chat completion, with the agent's own headers beside the usual ones.
+    pub(super) fn complete(&self, model: &str, stream: bool, headers: &[&str]) -> Reply {
+        let body = chat(model, stream);
+        let mut arguments = vec![CHAT, "--json", &body];
+        for header in headers {
+            arguments.extend(["--header", header]);
+        }
+        self.curl(&arguments)
+    }
+
+    /// A streamed chat completion, read line by line.
+    pub(super) fn stream(&self, model: &str) -> Live {
+        self.agent
+            .exec_live(&[&CURL[..], &["--no-buffer", CHAT, "--json", &chat(model, true)]].concat())
+    }
+
+    /// Tells the proxy to drain, in its own language: nginx's image asks for SIGQUIT.
+    pub(super) fn stop(&self) {
+        self.proxy.kill(match self.kind {
+            Proxy::Nginx => "QUIT",
+            Proxy::Gateway => "TERM",
+        });
+    }
+
+    pub(super) fn until_it_answers(&self) {
+        patience(
+            || self.healthy(),
+            || format!("the proxy does not answer; it said: {}", self.proxy.logs()),
+        );
+    }
+
+    pub(super) fn until_it_refuses(&self) {
+        patience(|| !self.healthy(), || "the proxy goes on accepting after its signal".to_owned());
+    }
+
+    fn healthy(&self) -> bool {
+        let health = [&CURL[..], &["--fail", "http://localhost:8080/health"]].concat();
+        self.agent.exec(&health).status.success()
+    }
+
+    pub(super) fn open_the_gate(&self) {
+        self.ask_provider("POST", "/_gate");
+    }
+
+    pub(super) fn seen_count(&self) -> u64 {
+        self.ask_provider("GET", "/_seen")["count"].as_u64().unwrap()
+    }
+
+    pub(super) fn last_seen(&self) -> Seen {
+        let seen = self.ask_provider("GET", "/_seen?last=1");
+        Seen { headers: serde_json::from_value(seen["requests"][0]["headers"].clone()).unwrap() }
+    }
+
+    /// Past the proxy: the bridge of an internal network is closed to the world, not to this machine.
+    fn ask_provider(&self, method: &str, target: &str) -> Value {
+        let address =
+            self.provider.inspect("{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}");
+        let url = format!("http://{address}:4000{target}");
+        let output =
+            Command::new("curl").args(&CURL[1..]).args(["-X", method, &url]).output().unwrap();
+        assert!(output.status.success(), "{}", self.provider.logs());
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Runs the image once more beside the same logs: the exit code, and what it printed.
+    pub(super) fn in_the_image(&self, command: &[&str]) -> (i32, String) {
+        let volume = format!("{}:/var/log/cogni:ro", self.logs);
+        let container = self.engine.run(engine::GATEWAY, &["--volume", &volume], command);
+        (container.wait(), container.logs())
+    }
+}
+
+fn start_proxy(
+    engine: &Engine,
+    kind: Proxy,
+    config: &TempDir,
+    network: &str,
+    volumes: [&str; 2],
+) -> Container {
+    let [socket, logs] = volumes.map(str::to_owned);
+    let (socket, logs) = (socket + ":/llm-sock", logs + ":/var/log/cogni");
+    let mut options =
+        vec!["--network", network, "--read-only", "--volume", &socket, "--volume", &logs];
+    match kind {
+        Proxy::Nginx => {
+            let file = config.path().join("nginx.conf");
+            fs::write(&file, nginx_config()).unwrap();
+            let mount = format!("{}:/etc/nginx/nginx.conf:ro", file.display());
+            options.extend(["--volume", &mount, "--tmpfs", "/tmp"]);
+            engine.run(
+                engine::HOST,
+                &options,
+                &["nginx", "-c", "/etc/nginx/nginx.conf", "-e", "stderr"],
+            )
+        }
+        Proxy::Gateway => {
+            let variables = variables().map(|(name, value)| format!("{name}={value}"));
+            for variable in &variables {
+                options.extend(["--env", variable]);
+            }
+            options.extend(["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]);
+            engine.run(engine::GATEWAY, &options, &[])
+        }
+    }
+}
+
+/// As the sandboxes are started today, the socket mounted read-only.
+fn start_agent(engine: &Engine, socket: &str) -> Container {
+    let socket = format!("{socket}:/llm-sock:ro");
+    let options = [
+        ["--network", "none"],
+        ["--user", "1001:1001"],
+        ["--cap-drop", "ALL"],
+        ["--security-opt", "no-new-privileges"],
+        ["--pids-limit", "256"],
+        ["--memory", "512m"],
+        ["--volume", &socket],
+    ];
+    let bridge = [
+        "socat",
+        "TCP-LISTEN:8080,fork,bind=127.0.0.1,reuseaddr",
+        "UNIX-CONNECT:/llm-sock/llm.sock",
+    ];
+    engine.run(engine::HOST, &[&["--read-only"], options.as_flattened()].concat(), &bridge)
+}
+
+fn variables() -> [(&'static str, &'static str); 9] {
+    [
+        ("SOCKET_PATH", SOCKET),
+        ("ACCESS_LOG_PATH", ACCESS_LOG),
+        ("AUDIT_LOG_PATH", AUDIT_LOG),
+        ("LITELLM_HOST", "litellm:4000"),
+        ("LITELLM_MASTER_KEY", KEY),
+        ("BILLING_ACCOUNT_ID", ACCOUNT),
+        ("LITELLM_METADATA_JSON", METADATA),
+        ("RUN_ID", RUN),
+        ("ATTEMPT", "0"),
+    ]
+}
+
+fn nginx_config() -> String {
+    let template = include_str!("../../fixtures/nginx.conf").to_owned();
+    variables()
+        .iter()
+        .fold(template, |text, (name, value)| text.replace(&format!("@{name}@"), value))
+}
+
+fn chat(model: &str, stream: bool) -> String {
+    json!({ "model": model, "stream": stream, "messages": [{ "role": "user", "content": "hello" }] }).to_string()
+}
+
+impl Reply {
+    fn parse(output: &str) -> Self {
+        let (head, text) = output.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Self { status, head: head.to_owned(), text: text.to_owned() }
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        let mut pairs = self.head.lines().filter_map(|line| line.split_once(": "));
+        pairs.find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// What the events of a chat stream say together.
+    pub(super) fn streamed(&self) -> String {
+        let events = self.text.lines().filter_map(|line| line.strip_prefix("data: {"));
+        let events =
+            events.map(|rest| serde_json::from_str::<Value>(&format!("{{{rest}")).unwrap());
+        events
+            .filter_map(|event| Some(event["choices"][0]["delta"]["content"].as_str()?.to_owned()))
+            .collect()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap()
+    }
+}
+
+impl Seen {
+    pub(super) fn all(&self, name: &str) -> Vec<&str> {
+        self.headers
+            .iter()
+            .filter(|(other, _)| other == name)
+            .map(|(_, value)| value.as_str())
+            .collect()
+    }
+}
+
+const CHAT: &str = "http://localhost:8080/v1/chat/completions";
+
+/// The bound is only there so that a test that hangs ends; nothing here takes a second.
+const CURL: [&str; 5] = ["curl", "--silent", "--show-error", "--max-time", "60"];

@@ -1,0 +1,221 @@
+//! The gateway's own program with its socket and files, and the programs around it.
+
+use std::cell::RefCell;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{output, parse_lines};
+use crate::support::process::{Process, free_port};
+
+pub(super) const REMEDY: &str = "`tests/run peers` installs what is missing and runs this test";
+
+const GATEWAY: &str = env!("CARGO_BIN_EXE_cogni-gateway");
+const KEY: &str = "sk-litellm-master";
+
+/// A proxy with its socket, its access log and its audit in one directory.
+pub(super) struct Place {
+    folder: TempDir,
+    proxy: RefCell<Process>,
+}
+
+impl Place {
+    pub(super) fn start(upstream: &str, more: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let mut proxy = Process::start(
+            Command::new(GATEWAY)
+                .arg("proxy")
+                .env("SOCKET_PATH", file("llm.sock"))
+                .env("ACCESS_LOG_PATH", file("access.log"))
+                .env("AUDIT_LOG_PATH", file("audit.jsonl"))
+                .env("LITELLM_HOST", upstream)
+                .env("LITELLM_MASTER_KEY", KEY)
+                .env("BILLING_ACCOUNT_ID", "acct-42")
+                .env("LITELLM_METADATA_JSON", r#"{"graph_id":"sandbox:agent"}"#)
+                .env("RUN_ID", "run-7")
+                .env("ATTEMPT", "0")
+                .envs(more.iter().copied()),
+            "",
+        );
+        let health = through(&file("llm.sock"), &["--fail", "http://localhost/health"]);
+        proxy.until(|_| succeeds(&health));
+        Self { folder, proxy: RefCell::new(proxy) }
+    }
+
+    /// What an SDK made of one call: a function of a script in `tests/peers`.
+    pub(super) fn sdk(&self, script: &str, call: &str, model: &str) -> Value {
+        let python = venv("sdk").join("bin/python");
+        let said =
+            output(Command::new(python).arg(here(script)).arg(self.socket()).args([call, model]));
+        serde_json::from_str(&said)
+            .unwrap_or_else(|_| panic!("{said}; the proxy said: {}", self.proxy.borrow().said()))
+    }
+
+    /// A chat completion; returns LiteLLM's id of it, from the answer's head.
+    pub(super) fn chat(&self, model: &str, stream: bool) -> String {
+        let messages = json!([{ "role": "user", "content": "hello" }]);
+        let body = json!({ "model": model, "stream": stream, "messages": messages }).to_string();
+        let url = "http://localhost/v1/chat/completions";
+        let arguments = through(&self.socket(), &["--include", url, "--json", &body]);
+        let answer = output(Command::new("curl").args(&arguments));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(answer.ends_with("data: [DONE]\n\n"), stream, "{answer}");
+        let id = answer.lines().find_map(|line| line.strip_prefix("x-litellm-call-id: "));
+        id.unwrap_or_else(|| panic!("no call id in {answer}")).to_owned()
+    }
+
+    /// Ends the proxy, has its audit verified, and returns the records.
+    pub(super) fn ends_with_a_whole_record(&self) -> Vec<Value> {
+        let status = self.proxy.borrow_mut().terminate();
+        assert!(status.success(), "{status}: {}", self.proxy.borrow().said());
+        let audit = self.folder.path().join("audit.jsonl");
+        output(Command::new(GATEWAY).args(["audit", "verify"]).arg(&audit));
+        parse_lines(&fs::read_to_string(audit).unwrap())
+    }
+
+    pub(super) fn access_log(&self) -> PathBuf {
+        self.folder.path().join("access.log")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("llm.sock")
+    }
+}
+
+/// A program with an address that others connect to.
+pub(super) struct Peer {
+    pub(super) address: String,
+    _process: Process,
+}
+
+/// The fake provider, which answers by `script`.
+pub(super) fn provider(script: &str) -> Peer {
+    let mut process =
+        Process::start(Command::new(GATEWAY).args(["provider", "--script", script]), "");
+    process.until(|said| said.ends_with('\n'));
+    let said = process.said();
+    let (_, address) = said.trim().split_once("http://").unwrap();
+    Peer { address: address.to_owned(), _process: process }
+}
+
+/// LiteLLM, with the fake provider behind its models.
+pub(super) struct Litellm {
+    pub(super) address: String,
+    _process: Process,
+    _provider: Peer,
+}
+
+impl Litellm {
+    pub(super) fn start() -> Self {
+        let provider = provider("");
+        let port = free_port().to_string();
+        let address = format!("127.0.0.1:{port}");
+        let mut process = Process::start(
+            Command::new(venv("litellm").join("bin/litellm"))
+                .arg("--config")
+                .arg(here("litellm.yaml"))
+                .args(["--host", "127.0.0.1", "--port", &port])
+                .env("LITELLM_MASTER_KEY", KEY)
+                .env("PROVIDER", format!("http://{}", provider.address))
+                .env("PROVIDER_V1", format!("http://{}/v1", provider.address))
+                // Its price list would otherwise be fetched from the internet.
+                .env("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+            REMEDY,
+        );
+        let alive = format!("http://{address}/health/liveliness");
+        process.until(|_| succeeds(&curl_fail(&alive)));
+        Self { address, _process: process, _provider: provider }
+    }
+}
+
+/// Debian's Prometheus, scraping one address each second.
+pub(super) struct Prometheus {
+    address: String,
+    process: Process,
+    _folder: TempDir,
+}
+
+impl Prometheus {
+    pub(super) fn start(target: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("prometheus.yml");
+        let text = format!(
+            "global: {{ scrape_interval: 1s }}\n\
+             scrape_configs: [{{ job_name: cogni-gateway, static_configs: [{{ targets: [\"{target}\"] }}] }}]\n"
+        );
+        fs::write(&config, text).unwrap();
+        let address = format!("127.0.0.1:{}", free_port());
+        let mut process = Process::start(
+            Command::new("prometheus")
+                .arg(format!("--config.file={}", config.display()))
+                .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+                .arg(format!("--web.listen-address={address}")),
+            REMEDY,
+        );
+        let ready = format!("http://{address}/-/ready");
+        process.until(|_| succeeds(&curl_fail(&ready)));
+        Self { address, process, _folder: folder }
+    }
+
+    /// The value of a query that has one.
+    pub(super) fn value(&self, query: &str) -> Option<f64> {
+        let url = format!("http://{}/api/v1/query", self.address);
+        let mut curl = Command::new("curl");
+        let answer = output(curl.args([
+            "--silent",
+            "--get",
+            &url,
+            "--data-urlencode",
+            &format!("query={query}"),
+        ]));
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+    }
+
+    pub(super) fn said(&self) -> String {
+        self.process.said()
+    }
+}
+
+/// curl's arguments for a request through a unix socket.
+fn through(socket: &Path, arguments: &[&str]) -> Vec<String> {
+    let socket = socket.display().to_string();
+    let curl = ["--silent", "--show-error", "--max-time", "60", "--unix-socket", &socket];
+    curl.iter().chain(arguments).map(|&text| text.to_owned()).collect()
+}
+
+/// What promtool says about `input`.
+pub(super) fn promtool(arguments: &[&str], input: &str) -> String {
+    let mut command = Command::new("promtool");
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("promtool: {error}; {REMEDY}"));
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat()
+}
+
+pub(super) fn get(url: &str) -> String {
+    output(Command::new("curl").args(curl_fail(url)))
+}
+
+fn curl_fail(url: &str) -> Vec<String> {
+    ["--silent", "--show-error", "--fail", "--max-time", "60", url].map(str::to_owned).to_vec()
+}
+
+fn succeeds(curl: &[String]) -> bool {
+    Command::new("curl").args(curl).output().is_ok_and(|output| output.status.success())
+}
+
+fn here(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers").join(file)
+}
+
+/// Where `tests/run` puts the Python peers.
+fn venv(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peers").join(name)
+}

@@ -1,0 +1,77 @@
+//! A program of its own: started, watched by what it says, and ended by its pid.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::NamedTempFile;
+
+/// LiteLLM takes half a minute on a busy machine of two cores; the bound ends a test that waits for nothing.
+const START: Duration = Duration::from_mins(3);
+
+/// Killed when it is dropped, also when a test panics.
+pub(crate) struct Process {
+    child: Child,
+    output: NamedTempFile,
+}
+
+impl Process {
+    /// Fails the test, with `remedy`, where the program is not installed.
+    pub(crate) fn start(command: &mut Command, remedy: &str) -> Self {
+        let output = NamedTempFile::new().unwrap();
+        let file = || File::options().append(true).open(output.path()).unwrap();
+        let started = command.stdin(Stdio::null()).stdout(file()).stderr(file()).spawn();
+        let child = started.unwrap_or_else(|error| panic!("{command:?}: {error}; {remedy}"));
+        Self { child, output }
+    }
+
+    /// Waits until `holds`; a program that ends meanwhile fails the test at once.
+    pub(crate) fn until(&mut self, holds: impl Fn(&str) -> bool) {
+        let begun = Instant::now();
+        while !holds(&self.said()) {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none() && begun.elapsed() < START, "{ended:?}: {}", self.said());
+            pause();
+        }
+    }
+
+    /// What it has printed so far.
+    pub(crate) fn said(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.output.path()).unwrap()).into_owned()
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) fn terminate(&mut self) -> ExitStatus {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until `holds`, and fails with what `otherwise` says when a minute is over: a bound, not a measure.
+pub(crate) fn patience(mut holds: impl FnMut() -> bool, otherwise: impl FnOnce() -> String) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_mins(1), "{}", otherwise());
+        pause();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the tests that wait for programs have no runtime to block")]
+fn pause() {
+    thread::sleep(Duration::from_millis(20));
+}
+
+/// A port that was free a moment ago, for programs that cannot say which one they took.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
