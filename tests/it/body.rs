@@ -2,9 +2,10 @@
 //! admission makes of each protocol's fields.
 
 mod admission;
-mod reference;
+mod generate;
 mod rope;
 mod scanner;
+mod strict;
 
 use std::ops::Range;
 

@@ -13,7 +13,7 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{concat, frames, reference, scan};
+use super::{concat, frames, generate, scan};
 
 /// G7: a chat stream reports its usage, whatever the client said; a client that did not ask for the
 /// report does not see it.
@@ -90,9 +90,9 @@ proptest! {
             Just(Some("null".to_owned())),
             Just(Some(r#"{"include_usage":true}"#.to_owned())),
             Just(Some(r#"{"include_usage" : false, "a":[]}"#.to_owned())),
-            reference::object().prop_map(Some),
+            generate::object().prop_map(Some),
         ],
-        other in reference::object(),
+        other in generate::object(),
         size in 1..40usize,
     ) {
         let options = options.map_or_else(String::new, |options| format!(r#","stream_options":{options}"#));

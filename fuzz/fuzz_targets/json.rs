@@ -1,0 +1,27 @@
+//! Whatever bytes a client sends: the scanner accepts them if and only if a strict reader does, and
+//! says the same however they are split.
+#![cfg_attr(fuzzing, no_main)]
+
+#[path = "../../tests/it/body/strict.rs"]
+mod strict;
+
+use cogni_gateway::gateway::json::{Document, Invalid, Limits, Scanner};
+use cogni_gateway_fuzz::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((&at, body)) = data.split_first() else { return };
+    let whole = scan([body]);
+    if let Some(accepted) = strict::accepts(body) {
+        assert_eq!(whole.is_ok(), accepted, "{whole:?}");
+    }
+    assert_eq!(scan(body.chunks(1)), whole);
+    let (head, tail) = body.split_at(usize::from(at).min(body.len()));
+    assert_eq!(scan([head, tail]), whole);
+});
+
+fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<Document, Invalid> {
+    // As deep as `serde_json` goes.
+    let mut scanner = Scanner::new(Limits { depth: 127, members: u16::MAX });
+    frames.into_iter().try_for_each(|frame| scanner.feed(frame))?;
+    scanner.finish()
+}
