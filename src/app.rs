@@ -109,6 +109,8 @@ impl App {
         );
         shutdown.cancelled().await;
         tracing::info!("draining");
+        // Who comes now is refused at once, instead of waiting in the backlog for nobody.
+        drop(self.listener);
         let drained = self.tasks.finish(self.config.drain_timeout).await;
         if drained == Drained::Cut {
             tracing::warn!(timeout = ?self.config.drain_timeout, "calls were still open and have been cut");

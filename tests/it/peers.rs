@@ -12,31 +12,42 @@ use place::{Litellm, Place, provider};
 use crate::support::process::{free_port, patience};
 
 const TEXT: &str = "hello from the fake provider";
+const MOCKED: &str = "hello from litellm";
 
 /// G2, G7: chat completions, Responses, embeddings and models, unary and streamed.
 #[test]
 fn the_openai_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
     let place = Place::start(&provider.address, &[]);
-    let sdk = |call| place.sdk("openai_sdk.py", call, "gpt");
+    let calls = [
+        "chat",
+        "chat_stream",
+        "chat_stream_usage",
+        "responses",
+        "responses_stream",
+        "embeddings",
+        "models",
+    ];
+    let [chat, stream, counted, responses, responses_stream, embeddings, models] =
+        place.sdk("openai_sdk.py", "gpt", calls);
 
     assert_eq!(
-        sdk("chat"),
+        chat,
         json!({ "text": TEXT, "finish": "stop", "input": 11, "output": 7, "requests": 1 })
     );
-    // The chunk of usage that the gateway asks for is not the client's to see.
-    let stream = json!({ "text": TEXT, "finish": "stop", "without_choices": 0, "input": null, "output": null, "requests": 1 });
-    assert_eq!(sdk("chat_stream"), stream);
-    let counted = json!({ "text": TEXT, "finish": "stop", "without_choices": 1, "input": 11, "output": 7, "requests": 1 });
-    assert_eq!(sdk("chat_stream_usage"), counted);
+    // The chunk of usage, without choices, that the gateway asks for is not for a client that did not.
+    let text = json!({ "text": TEXT, "finish": "stop", "requests": 1 });
+    assert_eq!(
+        stream,
+        with(&text, &json!({ "without_choices": 0, "input": null, "output": null }))
+    );
+    assert_eq!(counted, with(&text, &json!({ "without_choices": 1, "input": 11, "output": 7 })));
     let answer =
         json!({ "text": TEXT, "finish": "completed", "input": 11, "output": 7, "requests": 1 });
-    assert_eq!(sdk("responses"), answer);
-    let mut streamed = answer;
-    streamed["deltas"] = json!(TEXT);
-    assert_eq!(sdk("responses_stream"), streamed);
-    assert_eq!(sdk("embeddings"), json!({ "vectors": 1, "dimensions": true, "requests": 1 }));
-    assert_eq!(sdk("models")["requests"], 1);
+    assert_eq!(responses, answer);
+    assert_eq!(responses_stream, with(&answer, &json!({ "deltas": TEXT })));
+    assert_eq!(embeddings, json!({ "vectors": 1, "dimensions": true, "requests": 1 }));
+    assert_eq!(models["requests"], 1);
     place.ends_with_a_whole_record();
 }
 
@@ -45,34 +56,33 @@ fn the_openai_sdk_speaks_through_the_socket() {
 fn the_anthropic_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
     let place = Place::start(&provider.address, &[]);
-    let sdk = |call| place.sdk("anthropic_sdk.py", call, "claude");
+    let [messages, messages_stream, counted] =
+        place.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream", "count_tokens"]);
 
     let answer =
         json!({ "text": TEXT, "finish": "end_turn", "input": 11, "output": 7, "requests": 1 });
-    assert_eq!(sdk("messages"), answer);
-    let mut streamed = answer;
-    streamed["deltas"] = json!(TEXT);
-    assert_eq!(sdk("messages_stream"), streamed);
-    assert!(sdk("count_tokens")["input"].as_u64().unwrap() > 0);
+    assert_eq!(messages, answer);
+    assert_eq!(messages_stream, with(&answer, &json!({ "deltas": TEXT })));
+    assert!(counted["input"].as_u64().unwrap() > 0, "{counted}");
     place.ends_with_a_whole_record();
 }
 
-/// G10: the SDKs retry what may pass, three times over; a spent budget will not.
+/// G10: what may pass, the SDKs try three times; of a spent budget they are told that it will not.
 #[test]
 fn the_sdks_do_not_retry_against_a_spent_budget() {
     let provider = provider("");
     let place = Place::start(&provider.address, &[("MAX_TURNS", "1")]);
-    assert_eq!(place.sdk("openai_sdk.py", "chat", "gpt")["text"], TEXT);
-    for (script, call) in [
-        ("openai_sdk.py", "chat"),
-        ("openai_sdk.py", "chat_stream"),
-        ("openai_sdk.py", "responses"),
-        ("anthropic_sdk.py", "messages"),
-        ("anthropic_sdk.py", "messages_stream"),
-    ] {
-        let refused = place.sdk(script, call, "gpt");
-        assert!(matches!(refused["status"].as_u64(), Some(400..=403)), "{call}: {refused}");
-        assert_eq!(refused["requests"], 1, "{call}: {refused}");
+    let [first, chat, stream, responses] =
+        place.sdk("openai_sdk.py", "gpt", ["chat", "chat", "chat_stream", "responses"]);
+    assert_eq!(first["text"], TEXT);
+    let [messages, messages_stream] =
+        place.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream"]);
+    for refused in [chat, stream, responses, messages, messages_stream] {
+        assert!(
+            refused["message"].as_str().unwrap().contains("turn budget exhausted"),
+            "{refused}"
+        );
+        assert_eq!(refused["requests"], 1, "{refused}");
     }
 }
 
@@ -86,16 +96,15 @@ fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
     for (model, stream) in [("mock", false), ("mock", true), ("gpt", false), ("gpt", true)] {
         calls.push(place.chat(model, stream));
     }
-    let said = "hello from litellm";
-    assert_eq!(place.sdk("openai_sdk.py", "chat", "mock")["text"], said);
-    assert_eq!(place.sdk("openai_sdk.py", "chat_stream", "mock")["text"], said);
-    assert_eq!(place.sdk("openai_sdk.py", "responses_stream", "gpt")["deltas"], TEXT);
-    assert_eq!(place.sdk("anthropic_sdk.py", "messages", "claude")["text"], TEXT);
-    assert_eq!(place.sdk("anthropic_sdk.py", "messages_stream", "claude")["deltas"], TEXT);
-    assert_eq!(
-        place.sdk("openai_sdk.py", "models", "")["models"],
-        json!(["claude", "gpt", "mock"])
-    );
+    let [mock, mock_stream, models] =
+        place.sdk("openai_sdk.py", "mock", ["chat", "chat_stream", "models"]);
+    assert_eq!((&mock["text"], &mock_stream["text"]), (&json!(MOCKED), &json!(MOCKED)));
+    assert_eq!(models["models"], json!(["claude", "gpt", "mock"]));
+    let [responses] = place.sdk("openai_sdk.py", "gpt", ["responses_stream"]);
+    assert_eq!(responses["deltas"], TEXT);
+    let [messages, messages_stream] =
+        place.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream"]);
+    assert_eq!((&messages["text"], &messages_stream["deltas"]), (&json!(TEXT), &json!(TEXT)));
 
     let records = place.ends_with_a_whole_record();
     let log = fs::read_to_string(place.access_log()).unwrap();
@@ -136,6 +145,13 @@ fn prometheus_scrapes_what_promtool_finds_no_fault_with() {
     );
     let requests = prometheus.value("sum(cogni_gateway_requests_total)");
     assert!(requests.is_some_and(|requests| requests >= 2.0), "{requests:?} of: {text}");
+}
+
+/// One object with the members of both.
+fn with(object: &Value, more: &Value) -> Value {
+    let mut both = object.as_object().unwrap().clone();
+    both.extend(more.as_object().unwrap().clone());
+    both.into()
 }
 
 /// What `command` prints, if it succeeds.

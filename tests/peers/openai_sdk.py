@@ -1,6 +1,7 @@
 """The OpenAI SDK as an agent uses it, but for the transport: a unix socket.
 
-usage: openai_sdk.py SOCKET CALL MODEL, where CALL is a function of this file. Prints what the SDK made of the answer, as JSON.
+usage: openai_sdk.py SOCKET MODEL CALL…, where a CALL is a function of this file. For each it prints a line of JSON:
+what the SDK made of the answer, and how many requests that took it.
 """
 
 import json
@@ -62,17 +63,19 @@ def usage(usage):
     }
 
 
-def main(socket, call, model):
+def main(socket, model, *calls):
     requests = []
     transport = httpx2.Client(
         transport=httpx2.HTTPTransport(uds=socket), event_hooks={"request": [lambda request: requests.append(request.url)]}
     )
     client = openai.OpenAI(base_url="http://localhost/v1", api_key="placeholder", http_client=transport)
-    try:
-        seen = globals()[call](client, model)
-    except openai.APIStatusError as error:
-        seen = {"status": error.status_code, "error": type(error).__name__, "message": error.message}
-    print(json.dumps(seen | {"requests": len(requests)}))
+    for call in calls:
+        requests.clear()
+        try:
+            seen = globals()[call](client, model)
+        except openai.APIStatusError as error:
+            seen = {"status": error.status_code, "error": type(error).__name__, "message": error.message}
+        print(json.dumps(seen | {"requests": len(requests)}))
 
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -47,13 +47,18 @@ impl Place {
         Self { folder, proxy: RefCell::new(proxy) }
     }
 
-    /// What an SDK made of one call: a function of a script in `tests/peers`.
-    pub(super) fn sdk(&self, script: &str, call: &str, model: &str) -> Value {
+    /// What an SDK made of each call: a function of a script in `tests/peers`.
+    pub(super) fn sdk<const N: usize>(
+        &self,
+        script: &str,
+        model: &str,
+        calls: [&str; N],
+    ) -> [Value; N] {
         let python = venv("sdk").join("bin/python");
-        let said =
-            output(Command::new(python).arg(here(script)).arg(self.socket()).args([call, model]));
-        serde_json::from_str(&said)
-            .unwrap_or_else(|_| panic!("{said}; the proxy said: {}", self.proxy.borrow().said()))
+        let said = output(
+            Command::new(python).arg(here(script)).arg(self.socket()).arg(model).args(calls),
+        );
+        parse_lines(&said).try_into().unwrap()
     }
 
     /// A chat completion; returns LiteLLM's id of it, from the answer's head.
