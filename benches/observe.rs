@@ -23,7 +23,7 @@ fn metrics(criterion: &mut Criterion) {
     let gap = Some(Duration::from_millis(22));
     let mut bench = |name: &str, work: &mut dyn FnMut()| measure(criterion, name, work);
 
-    bench("frame", &mut || run.frame(black_box(&model), black_box(gap), black_box(180)));
+    bench("frame", &mut || run.frame(black_box(Some(&model)), black_box(gap), black_box(180)));
     bench("settled", &mut || run.settled(black_box(&settled)));
     bench("refused", &mut || run.refused(black_box(&refused)));
     bench("in flight", &mut || drop(black_box(run.begin())));

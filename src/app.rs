@@ -162,10 +162,12 @@ impl App {
     fn start_chores(&mut self) {
         let (run, access_log, metrics) =
             (Arc::clone(&self.run), self.access_log(), Arc::clone(&self.metrics));
+        let metered = metrics.run(&run.identity.run, &run.ledger);
         let closing = self.tasks.closing().clone();
         self.tasks.spawn(async move {
             let mut ticks = tokio::time::interval(FLUSH_INTERVAL);
             while closing.run_until_cancelled(ticks.tick()).await.is_some() {
+                metered.audit_lag(&run.audit.lag());
                 run.audit.flush();
                 metrics.access_log_lost(access_log.lost());
                 metrics.sweep(Instant::now());

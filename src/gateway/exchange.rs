@@ -196,13 +196,16 @@ impl Exchange {
     fn frame(&mut self, length: usize) {
         let now = Instant::now();
         let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));
-        self.first_byte.get_or_insert_with(|| now.duration_since(self.started));
+        let model = self.metered.as_deref();
+        if gap.is_none() {
+            let elapsed = now.duration_since(self.started);
+            self.first_byte = Some(elapsed);
+            model.inspect(|model| model.first_byte(elapsed));
+        }
+        self.gateway.metrics.frame(model, gap, length);
         self.last_frame = now;
         self.frames += 1;
         self.response_bytes += length as u64;
-        if let Some(model) = &self.metered {
-            self.gateway.metrics.frame(model, gap, length);
-        }
     }
 
     fn reported(&mut self, observer: &Observer, source: Source) {
@@ -249,6 +252,9 @@ impl Exchange {
         let (gateway, status) = (&self.gateway, self.status);
         gateway.run.counts.refused.fetch_add(1, Ordering::Relaxed);
         gateway.metrics.refused(&metrics::Refused { route: self.route, code, status });
+        if self.code.is_none() {
+            gateway.metrics.client_gone();
+        }
         gateway.run.audit.refused(&Refused {
             request: self.id.as_str(),
             code,
@@ -317,8 +323,12 @@ impl Drop for Exchange {
                 self.refuse(self.code.unwrap_or("client_gone"));
                 None
             }
-            Stage::Answered => None,
+            Stage::Answered => {
+                self.gateway.metrics.answered(self.route, self.status);
+                None
+            }
             Stage::Undelivered => {
+                self.gateway.metrics.answered(self.route, self.status);
                 self.settle(Usage::default(), Amount::default());
                 None
             }

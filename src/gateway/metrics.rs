@@ -51,7 +51,7 @@ pub struct Metrics {
 pub struct Settled<'a> {
     pub route: Route,
     pub model: &'a Model,
-    /// The status sent to the client; nginx counts 499 where it left before one was.
+    /// The status sent to the client; 0, shown as 499, where it left before one was.
     pub status: u16,
     pub outcome: Outcome,
     pub usage: &'a Usage,
@@ -78,6 +78,7 @@ pub struct Refused {
     pub route: Option<Route>,
     /// One of our own codes, never text from outside.
     pub code: &'static str,
+    /// As in [`Settled::status`].
     pub status: u16,
 }
 
@@ -132,4 +133,9 @@ impl Metrics {
     pub fn render(&self) -> Vec<u8> {
         base::metrics::render(&self.registry)
     }
+}
+
+/// As the access log shows it: nginx's status for a client that left before there was an answer.
+fn shown(status: u16) -> u16 {
+    if status == 0 { 499 } else { status }
 }

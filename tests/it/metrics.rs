@@ -1,7 +1,8 @@
 //! G12: what operators scrape.
 
+use std::fs;
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,12 +17,14 @@ use cogni_gateway::gateway::metrics::{
 };
 use cogni_gateway::gateway::protocol::Route;
 use proptest::prelude::*;
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::support::allocations;
+use crate::support::app::TestApp;
 
 /// G12: every family, label and help text, as Prometheus reads them.
 #[test]
@@ -220,7 +223,7 @@ fn counting_allocates_nothing() {
         let _in_flight = run.begin();
         let model = run.model("gpt-5-mini");
         model.first_byte(Duration::from_millis(300));
-        run.frame(&model, Some(Duration::from_millis(20)), 180);
+        run.frame(Some(&model), Some(Duration::from_millis(20)), 180);
         run.settled(&settled);
         run.refused(&refused);
     });
@@ -243,6 +246,57 @@ proptest! {
         series.sort_unstable();
         prop_assert!(series.windows(2).all(|pair| pair[0].0 != pair[1].0));
     }
+}
+
+/// G12, G2: each way a request can end is seen by the scraper and by the log reader alike.
+#[tokio::test]
+async fn what_is_served_is_seen() {
+    let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
+    let client = app.client();
+    let call = |stream| json!({"model": "gpt-5-mini", "stream": stream, "messages": []});
+    client.post("/v1/chat/completions", &call(false)).await;
+    client.post("/v1/chat/completions", &call(true)).await;
+    client.get("/v1/secrets").await;
+    client.get("/health").await;
+    app.recorded("request.settled", 2).await;
+
+    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert_eq!(promtool_check(text.split_once("\n\n").unwrap().1), "");
+    let requests =
+        |labels: &str| sample(&text, &format!("cogni_gateway_requests_total{{{labels}}}"));
+    assert_eq!(requests(r#"route="chat_completions",status="200""#), 2);
+    assert_eq!(requests(r#"route="-",status="404""#), 1);
+    assert_eq!(requests(r#"route="health",status="200""#), 1);
+    assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="not_found"}"#), 1);
+    assert_eq!(
+        sample(&text, r#"cogni_gateway_calls_total{model="gpt-5-mini",outcome="completed"}"#),
+        2
+    );
+    assert_eq!(
+        sample(&text, r#"cogni_gateway_usage_reports_total{model="gpt-5-mini",source="provider"}"#),
+        2
+    );
+    assert_eq!(
+        sample(&text, r#"cogni_gateway_time_to_first_byte_seconds_count{model="gpt-5-mini"}"#),
+        2
+    );
+    assert_eq!(sample(&text, "cogni_gateway_requests_in_flight"), 0);
+
+    let path = app.access_log();
+    let log = tempfile::tempdir().unwrap();
+    fs::hard_link(&path, log.path().join("kept")).unwrap();
+    app.stop().await;
+    let lines = fs::read_to_string(log.path().join("kept")).unwrap();
+    let told: Vec<_> = lines
+        .lines()
+        .map(|line| told(line, &["uri", "status", "model", "usage_source", "outcome"]))
+        .collect();
+    insta::assert_snapshot!(told.join("\n"), @r"
+    uri=/v1/chat/completions status=200 model=gpt-5-mini usage_source=provider outcome=completed
+    uri=/v1/chat/completions status=200 model=gpt-5-mini usage_source=provider outcome=completed
+    uri=- status=404 model=- usage_source=- outcome=not_found
+    uri=/health status=200 model=- usage_source=- outcome=completed
+    ");
 }
 
 /// G12: the listener answers scrapes and health checks, and nothing else.
@@ -338,14 +392,14 @@ pub(crate) fn a_busy_morning(metrics: &Metrics) -> Busy {
     let _charge = budget.reserve(&ask).unwrap().settle(&usage);
     run.audit_lag(&Lag { records: 2, bytes: 640, failing: false });
     model.first_byte(Duration::from_millis(450));
-    run.frame(&model, None, 300);
-    run.frame(&model, Some(Duration::from_millis(22)), 180);
+    run.frame(Some(&model), None, 300);
+    run.frame(Some(&model), Some(Duration::from_millis(22)), 180);
     run.settled(&call(&model, &usage));
     let gone =
-        Settled { outcome: Outcome::ClientGone, status: 499, cost: None, ..call(&model, &usage) };
+        Settled { outcome: Outcome::ClientGone, status: 0, cost: None, ..call(&model, &usage) };
     run.settled(&gone);
     run.refused(&Refused { route: None, code: "route_not_served", status: 404 });
-    run.answered(Route::Health, 200);
+    run.answered(Some(Route::Health), 200);
     run.upstream_error("upstream_unreachable");
     run.client_gone();
     metrics.access_log_lost(3);
@@ -446,12 +500,7 @@ impl Scrapes {
     }
 
     async fn ask(&self, request: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let dated = |line: &&str| !line.starts_with("date: ");
-        answer.lines().filter(dated).collect::<Vec<_>>().join("\n")
+        scrape(self.address, request).await
     }
 
     async fn stop(self) {
@@ -459,6 +508,24 @@ impl Scrapes {
         self.served.await.unwrap();
     }
 }
+
+/// What a listener answers, but for the date.
+async fn scrape(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let lines = answer.lines().filter(|line| !line.starts_with("date: "));
+    lines.fold(String::new(), |all, line| all + line + "\n")
+}
+
+/// Some values of an access-log line.
+fn told(line: &str, keys: &[&str]) -> String {
+    let pairs = line.split(' ').filter(|pair| keys.contains(&pair.split_once('=').unwrap().0));
+    pairs.collect::<Vec<_>>().join(" ")
+}
+
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Hides what differs from machine to machine.
 const FILTERS: [(&str, &str); 3] = [

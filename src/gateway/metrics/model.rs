@@ -55,7 +55,7 @@ struct Operation {
 }
 
 impl Model {
-    /// Records the first byte of a response body.
+    /// Records the first byte of a successful response's body.
     pub fn first_byte(&self, elapsed: Duration) {
         self.first_byte.observe(elapsed.as_secs_f64());
     }

@@ -1,6 +1,6 @@
 //! Series of one run: plain atomics, read when a scrape comes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::count::{Count, TokenCounts};
 use super::model::{Model, Models};
 use super::table;
 use super::totals::Totals;
-use super::{Refused, Settled};
+use super::{Refused, Settled, shown};
 use crate::audit::Lag;
 use crate::base::metrics::float;
 use crate::budget::{Ledger, Tokens};
@@ -45,7 +45,8 @@ pub struct InFlight(Arc<Run>);
 /// The runs that have series.
 #[derive(Debug)]
 pub(super) struct Runs {
-    live: Mutex<HashMap<String, Slot>>,
+    /// In order, as a scrape shows them: the registry sorts, and what is sorted already costs little.
+    live: Mutex<BTreeMap<String, Slot>>,
     totals: Arc<Totals>,
     models: Arc<Models>,
 }
@@ -79,9 +80,9 @@ impl Run {
     }
 
     /// Counts a frame of a response body that was passed on; `gap` is the time since the one before.
-    pub fn frame(&self, model: &Model, gap: Option<Duration>, bytes: usize) {
+    pub fn frame(&self, model: Option<&Model>, gap: Option<Duration>, bytes: usize) {
         self.response_bytes.add(bytes as u64);
-        if let Some(gap) = gap {
+        if let (Some(model), Some(gap)) = (model, gap) {
             model.frame_gap(gap);
         }
     }
@@ -103,9 +104,10 @@ impl Run {
         *self.refusals().entry(refused.code).or_default() += 1;
     }
 
-    /// Counts a request that we answered ourselves: `health`, `run_status`, our own `models`.
-    pub fn answered(&self, route: Route, status: u16) {
-        self.totals.request(Some(route), status);
+    /// Counts a request that ended without a call to settle or a refusal: what we answer ourselves, and
+    /// what could not be delivered to the upstream.
+    pub fn answered(&self, route: Option<Route>, status: u16) {
+        self.totals.request(route, status);
         self.statuses[class_of(status)].add(1);
     }
 
@@ -254,7 +256,7 @@ impl Runs {
         }
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<String, Slot>> {
+    fn live(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -270,11 +272,11 @@ impl Collect for Runs {
 
 /// The index in [`STATUS_CLASSES`].
 fn class_of(status: u16) -> usize {
-    usize::from(status / 100).min(STATUS_CLASSES.len() - 1)
+    usize::from(shown(status) / 100).clamp(1, STATUS_CLASSES.len()) - 1
 }
 
 /// Values of the label `status` of a run's requests. The exact status is in the totals.
-const STATUS_CLASSES: [&str; 6] = ["-", "1xx", "2xx", "3xx", "4xx", "5xx"];
+const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// Shown at zero, so that a rate sees the first increase; the rest appears with its first count.
 const ALWAYS_SHOWN: [&str; 5] = ["2xx", "4xx", "5xx", "input", "output"];

@@ -118,7 +118,7 @@ pub static REQUEST_BYTES: Family =
 pub static REQUESTS: Family = counter(
     "cogni_gateway_requests_total",
     &["route", "status"],
-    "Requests that have ended, by route (`-`: not served) and status sent (`-`: none was).",
+    "Requests that have ended, by route (`-`: not served) and status sent (499: the client left first).",
 );
 pub static RESPONSE_BYTES: Family = counter(
     "cogni_gateway_response_bytes_total",
@@ -160,7 +160,7 @@ pub static RUN_REQUEST_BYTES: Family = counter(
 pub static RUN_REQUESTS: Family = counter(
     "cogni_gateway_run_requests_total",
     &["run", "status"],
-    "Requests of the run that have ended, by class of the status sent (`-`: none was).",
+    "Requests of the run that have ended, by class of the status sent.",
 );
 pub static RUN_RESPONSE_BYTES: Family = counter(
     "cogni_gateway_run_response_bytes_total",
@@ -201,7 +201,7 @@ pub static MODEL_COST: Family = counter(
 pub static MODEL_FIRST_BYTE: Family = histogram(
     "cogni_gateway_time_to_first_byte_seconds",
     &["model"],
-    "From the request to the first byte of the response body, streamed or not.",
+    "From the request to the first byte of a successful response's body, streamed or not.",
     FIRST_BYTE_BUCKETS,
 );
 pub static MODEL_FRAME_GAP: Family = histogram(

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use http::StatusCode;
 use prometheus::core::Collector;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::table::{self, Family};
-use super::{Refused, Settled};
+use super::{Refused, Settled, shown};
 use crate::audit::record::Outcome;
 use crate::gateway::protocol::Route;
 
@@ -74,11 +75,9 @@ impl Totals {
     }
 
     pub(super) fn request(&self, route: Option<Route>, status: u16) {
-        let route = route.map_or("-", Route::name);
-        match http::StatusCode::from_u16(status) {
-            Ok(status) => self.requests.with_label_values(&[route, status.as_str()]).inc(),
-            Err(_) => self.requests.with_label_values(&[route, "-"]).inc(),
-        }
+        let status = StatusCode::from_u16(shown(status));
+        let status = status.as_ref().map_or("-", StatusCode::as_str);
+        self.requests.with_label_values(&[route.map_or("-", Route::name), status]).inc();
     }
 
     /// Moves the sums over all runs by what one run's records, bytes and failing have changed.
