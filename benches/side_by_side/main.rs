@@ -1,7 +1,7 @@
 //! Our gateway beside nginx: the same client, the same provider, the same headers, one table.
 //!
 //! `cargo bench --bench side_by_side -- [--quick] [--only NAME] [--subjects ours,nginx]
-//! [--cpus 1|2] [--json FILE]`
+//! [--cpus 1|2] [--json FILE]`, or `-- --many` for thousands of runs in one process.
 //!
 //! How it is kept honest:
 //! - Client, provider and subject share one processor (`--cpus 1`), because on two every answer
@@ -25,7 +25,9 @@
 
 mod clock;
 mod closed;
+mod host;
 mod http;
+mod many;
 mod measure;
 mod meter;
 mod nginx;
@@ -74,19 +76,43 @@ struct Arguments {
     /// Write every value of every round to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure one process that serves thousands of runs instead.
+    #[arg(long)]
+    many: bool,
+    #[command(flatten)]
+    role: Role,
+}
+
+/// What only this program tells itself, and cargo tells every benchmark.
+#[derive(clap::Args)]
+struct Role {
     /// Be the provider on this socket.
     #[arg(long, hide = true)]
     provider: Option<PathBuf>,
-    /// What cargo passes to every benchmark.
+    /// Be the process that serves many runs in this directory.
+    #[arg(long, hide = true, requires = "port")]
+    host: Option<PathBuf>,
+    #[arg(long, hide = true, default_value_t = 1)]
+    runs: usize,
+    /// Every which run will stream.
+    #[arg(long, hide = true, default_value_t = 1)]
+    stride: usize,
+    /// Where the provider listens.
+    #[arg(long, hide = true)]
+    port: Option<u16>,
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let result = match &arguments.provider {
-        Some(socket) => provider::serve(socket),
-        None => session::run(&arguments),
+    let result = match &arguments.role {
+        Role { provider: Some(socket), .. } => provider::serve(socket),
+        Role { host: Some(dir), port: Some(port), runs, stride, .. } => {
+            host::serve(dir, *runs, *stride, *port)
+        }
+        _ if arguments.many => many::run(&arguments),
+        _ => session::run(&arguments),
     };
     let Err(error) = result else { return ExitCode::SUCCESS };
     let _nobody_reads = writeln!(io::stderr(), "side_by_side: {error:#}");

@@ -84,7 +84,7 @@ pub(crate) fn long_prompt(scale: Scale, running: &Running) -> Result<Vec<Value>>
 
 /// Short streams one after the other, on one connection.
 pub(crate) fn first_byte(scale: Scale, running: &Running) -> Result<Vec<Value>> {
-    let call = Call::Stream { chunks: 1, interval: Duration::ZERO };
+    let call = Call::Stream { chunks: 1, interval: Duration::from_micros(1) };
     let seen = unary(Load { call, ..load(scale, 1, 2048) }, running)?;
     let p50 = percentile(&mut seen.took.clone(), 0.5).context("no stream")?;
     Ok(vec![Value::lower("1 stream: time to first byte p50 µs", p50)])
@@ -99,7 +99,7 @@ pub(crate) fn paced(
     let plural = if streams == 1 { "" } else { "s" };
     let name = format!("{streams} stream{plural} {interval:?} apart");
     let course = paced_course(scale, streams, interval);
-    let seen = flow(course, running)?;
+    let Some(seen) = flow(course, running)? else { return Ok(vec![]) };
     let mut values = percentiles(&format!("{name}: chunk lag"), &seen.lags);
     values.extend(seen.cpu_per_chunk(&name));
     // Too few chunks per second say that the pace was not kept; lag then measures the queue.
@@ -118,7 +118,7 @@ pub(crate) fn unpaced(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     let name = "8 streams as fast as possible";
     let interval = Duration::ZERO;
     let course = Course { streams: 8, stagger: interval, chunks: scale.burst, interval };
-    let seen = flow(course, running)?;
+    let Some(seen) = flow(course, running)? else { return Ok(vec![]) };
     let mut values = vec![Value::higher(format!("{name}: chunks/s"), seen.chunks_per_second())];
     values.extend(seen.cpu_per_chunk(name));
     Ok(values)
@@ -232,13 +232,14 @@ fn unary(load: Load, running: &Running) -> Result<Seen> {
     Ok(Seen { took, window, cpu })
 }
 
-fn flow(course: Course, running: &Running) -> Result<Flowed> {
+/// Nothing where the machine was so busy that the streams did not all flow at once.
+fn flow(course: Course, running: &Running) -> Result<Option<Flowed>> {
     let mut edges = Edges::default();
     let sockets = std::slice::from_ref(&running.socket);
     let seen = stream::run(course, sockets, || edges.mark(running))?;
     let (_, cpu) = edges.between();
     let stream::Seen { first_bytes, lags, window } = seen;
-    Ok(Flowed { first_bytes, lags, window, cpu })
+    Ok((!lags.is_empty()).then_some(Flowed { first_bytes, lags, window, cpu }))
 }
 
 /// Readings as the window opened and closed.
@@ -277,7 +278,7 @@ fn paced_course(scale: Scale, streams: usize, interval: Duration) -> Course {
 }
 
 /// The usual three, in microseconds, as far as there are samples enough to speak of them.
-fn percentiles(name: &str, nanos: &[u64]) -> Vec<Value> {
+pub(crate) fn percentiles(name: &str, nanos: &[u64]) -> Vec<Value> {
     let mut nanos = nanos.to_vec();
     let named = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
     let values = named.into_iter().filter_map(|(label, q)| {

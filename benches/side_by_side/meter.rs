@@ -129,6 +129,11 @@ pub(crate) fn confine(count: usize) -> Result<Vec<usize>> {
     Ok(cpus)
 }
 
+/// How many files this process may open.
+pub(crate) fn allowed_files() -> Result<usize> {
+    Ok(usize::try_from(getrlimit(Resource::RLIMIT_NOFILE)?.0)?)
+}
+
 /// Lets this process, and all it will start, open as many files as the machine allows.
 pub(crate) fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;

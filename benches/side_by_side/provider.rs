@@ -197,16 +197,13 @@ impl Provider {
         let now = clock::now();
         bytes.extend_from_slice(self.event.stamp(0, now));
         self.send(slot, &bytes)?;
-        let Some(Peer { id, flow: Some(flow), unsent, .. }) = &mut self.peers[slot] else {
+        let Some(Peer { id, flow: Some(flow), .. }) = &mut self.peers[slot] else {
             return Ok(());
         };
         flow.sent = 1;
         let seat = Seat { slot, peer: *id };
-        if flow.interval > 0 {
-            self.due.push(Reverse((now + flow.interval, seat)));
-        } else if unsent.is_empty() {
-            self.eager.push_back(seat);
-        }
+        let pause = if flow.interval > 0 { flow.interval } else { GATHERING };
+        self.due.push(Reverse((now + pause, seat)));
         Ok(())
     }
 
@@ -217,11 +214,19 @@ impl Provider {
                 break;
             }
             self.due.pop();
-            if let Some(flow) = self.send_chunk(seat) {
+            if self.is_eager(seat) {
+                self.eager.push_back(seat);
+            } else if let Some(flow) = self.send_chunk(seat) {
                 // A provider that cannot keep the pace slows down; it does not catch up.
                 self.due.push(Reverse(((due + flow.interval).max(now), seat)));
             }
         }
+    }
+
+    fn is_eager(&self, seat: Seat) -> bool {
+        let peer = self.peers.get(seat.slot).and_then(Option::as_ref);
+        let flow = peer.filter(|peer| peer.id == seat.peer).and_then(|peer| peer.flow);
+        flow.is_some_and(|flow| flow.interval == 0)
     }
 
     /// One chunk for each unpaced stream whose socket is not full.
@@ -337,5 +342,7 @@ const ALARM: u64 = u64::MAX - 2;
 const STDIN: u64 = u64::MAX - 3;
 /// One read's worth; a 1 MB prompt then stays within the processor's cache.
 const SCRATCH: usize = 64 * 1024;
+/// Nanoseconds that unpaced streams wait after their first chunk, so that all of them are there.
+const GATHERING: u64 = 30_000_000;
 /// How much of a body is looked at for the model's name.
 const KEPT: usize = 64 * 1024;

@@ -25,7 +25,7 @@ pub(crate) struct Course {
 }
 
 /// What was seen. The window lasts from the first chunk of the last stream to begin until the
-/// first stream has no more chunks: all streams flow in it.
+/// first stream has no more chunks: all streams flow in it. Where one ended before, it stays empty.
 #[derive(Default)]
 pub(crate) struct Seen {
     /// From request to first byte of body, per stream, in nanoseconds.
@@ -185,8 +185,8 @@ impl Field {
     /// Opens and closes the window.
     fn watch(&mut self, edge: &mut impl FnMut() -> Result<()>) -> Result<()> {
         match self.window {
+            Window::Before if self.is_ending => self.window = Window::After,
             Window::Before if self.begun == self.streams.len() => {
-                ensure!(!self.is_ending, "a stream ended before the last one had begun");
                 edge()?;
                 self.window = Window::Open(clock::now());
             }

@@ -114,6 +114,11 @@ impl Provider {
         Ok(Self { child, port, socket, tree, _dir: dir })
     }
 
+    /// On loopback.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn tree(&self) -> &Tree {
         &self.tree
     }

@@ -1,0 +1,143 @@
+//! One process that serves many runs: what a runner that hosts the gateways of its sandboxes is.
+//!
+//! Each run has its own socket, ledger, audit log and headers; the upstream's connections, the
+//! metrics and the access log are the process's. Where the machine allows too few open files for an
+//! audit log each, only the runs that will stream have one.
+
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use cogni_gateway::audit::{self, record::Started};
+use cogni_gateway::base::drain::Drain;
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::budget::{Ledger, Tokens};
+use cogni_gateway::config::Config;
+use cogni_gateway::gateway::headers::Overwrites;
+use cogni_gateway::gateway::metrics::Metrics;
+use cogni_gateway::gateway::upstream::Upstream;
+use cogni_gateway::gateway::{Gateway, access_log, server};
+use cogni_gateway::run::Run;
+
+use crate::meter;
+use crate::subject::{ACCOUNT, KEY, METADATA};
+
+/// The socket of one run.
+pub(crate) fn socket(dir: &Path, run: usize) -> PathBuf {
+    dir.join(format!("{run}/llm.sock"))
+}
+
+/// Serves `runs` sockets in `dir` in front of the provider on `port`, until stdin is closed. One run
+/// in `stride` will stream.
+pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result<()> {
+    let audited = if 2 * runs + SPARE <= meter::allowed_files()? { 1 } else { stride };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let tasks = Drain::default();
+        let host = Host::new(dir, port, tasks.clone())?;
+        let bind = |run: usize| host.bind(run, run.is_multiple_of(audited));
+        let served: Vec<_> = (0..runs).map(bind).collect::<Result<_>>()?;
+        writeln!(io::stdout(), "ready")?;
+        let closing = tasks.closing().clone();
+        thread::spawn(move || {
+            let _ended = io::stdin().read_to_end(&mut vec![]);
+            closing.cancel();
+        });
+        let mut ticks = tokio::time::interval(FLUSH_INTERVAL);
+        while tasks.closing().run_until_cancelled(ticks.tick()).await.is_some() {
+            for run in &served {
+                run.audit.flush();
+            }
+            host.metrics.sweep(Instant::now());
+        }
+        tasks.finish(Duration::from_secs(1)).await;
+        Ok(())
+    })
+}
+
+/// What the runs of the process share.
+struct Host {
+    dir: PathBuf,
+    config: Config,
+    server: Arc<server::Config>,
+    upstream: Arc<Upstream>,
+    metrics: Metrics,
+    access_log: access_log::Log,
+    tasks: Drain,
+}
+
+impl Host {
+    fn new(dir: &Path, port: u16, tasks: Drain) -> Result<Self> {
+        let mut config = Config::default();
+        ACCOUNT.clone_into(&mut config.identity.account);
+        config.identity.metadata = serde_json::from_str(METADATA)?;
+        config.upstream.api_key = Secret::new(KEY);
+        config.upstream.url = format!("127.0.0.1:{port}").parse().ok().context("not an address")?;
+        config.budget.max_turns = Some(1_000_000_000);
+        config.budget.max_total_tokens = Some(Tokens(1_000_000_000_000));
+        config.access_log = access_log::Destination::File(dir.join("access.log"));
+        let nobody = access_log::Identity { run: "-", attempt: "-" };
+        Ok(Self {
+            dir: dir.to_owned(),
+            server: Arc::new(config.server.clone()),
+            upstream: Arc::new(Upstream::new(&config.upstream)?),
+            metrics: Metrics::new(config.upstream.kind.name())?,
+            access_log: access_log::Log::open(&config.access_log, &nobody)?,
+            config,
+            tasks,
+        })
+    }
+
+    /// Binds one run's socket and serves it.
+    fn bind(&self, number: usize, is_audited: bool) -> Result<Arc<Run>> {
+        let Config { identity, upstream, policy, budget, audit, .. } = &self.config;
+        let socket = socket(&self.dir, number);
+        fs::create_dir(socket.parent().context("a socket lies in a directory")?)?;
+        // Not the library's listener: it keeps a second descriptor.
+        let listener = UnixListener::bind(&socket)?;
+        listener.set_nonblocking(true)?;
+        let mut identity = identity.clone();
+        identity.run = format!("run-{number}");
+        let started = Started {
+            run: identity.run.clone(),
+            attempt: identity.attempt.clone(),
+            account: identity.account.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            policy: String::new(),
+        };
+        let path = is_audited.then(|| socket.with_file_name("audit.jsonl"));
+        let (log, recovered) =
+            audit::Log::open(&audit::Config { path, ..audit.clone() }, &started)?;
+        let line = access_log::Identity { run: &identity.run, attempt: &identity.attempt };
+        let access_log = Arc::new(self.access_log.for_run(&line));
+        let overwrites = Arc::new(Overwrites::new(upstream, &identity, &policy.headers)?);
+        let ledger = Ledger::new(budget.clone(), recovered.spent);
+        let run = Arc::new(Run::new(identity, ledger, log));
+        let gateway = Arc::new(Gateway {
+            policy: Arc::new(policy.clone()),
+            overwrites,
+            upstream: Arc::clone(&self.upstream),
+            metrics: self.metrics.run(&run.identity.run, &run.ledger),
+            access_log,
+            tasks: self.tasks.clone(),
+            run: Arc::clone(&run),
+        });
+        let serve = server::serve(listener, gateway, Arc::clone(&self.server));
+        self.tasks.spawn(async move {
+            if let Err(error) = serve.await {
+                let _nobody_reads = writeln!(io::stderr(), "cannot serve a socket: {error}");
+            }
+        });
+        Ok(run)
+    }
+}
+
+/// Files of a thousand streams, each with a client and an upstream, and of the process itself.
+const SPARE: usize = 3000;
+/// As `cogni-gateway proxy` does it.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
