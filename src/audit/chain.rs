@@ -147,12 +147,11 @@ fn split<'a>(line: &'a [u8], key: &[u8], end: &[u8]) -> Option<(&'a [u8], &'a [u
     Some((rest.strip_suffix(key)?, digits))
 }
 
-/// The number of the record, if it is written the one way we write it.
+/// The number of the record, if its line begins as every line does.
 fn seq(fields: &[u8]) -> Option<u64> {
     let rest = fields.strip_prefix(SEQ)?;
-    let digits = &rest[..rest.iter().position(|byte| !byte.is_ascii_digit())?];
-    let canonical = rest[digits.len()..].starts_with(TIME) && digits.first() != Some(&b'0');
-    str::from_utf8(digits).ok().filter(|_| canonical)?.parse().ok()
+    let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
+    str::from_utf8(digits).ok().filter(|_| rest.starts_with(TIME))?.parse().ok()
 }
 
 /// Admissions that may wait for their settlement at once. It bounds what the log must buffer while

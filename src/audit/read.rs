@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use serde::Deserialize;
 
 use super::chain::{Chain, Hash, Why};
-use super::record::{Finished, Outcome};
+use super::record::{self, Finished, Outcome, Record as _};
 use crate::budget::{Amount, Usage};
 
 /// Hands out the records of a log in order, each one proved to continue the chain.
@@ -34,25 +34,16 @@ pub struct Entry {
 }
 
 /// What a record says, as far as this version knows its event.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "event")]
+#[derive(Debug)]
 pub enum Event {
-    #[serde(rename = "run.started")]
     Started(Session),
-    #[serde(rename = "request.admitted")]
     Admitted(Admission),
-    #[serde(rename = "request.settled")]
     Settled(Settlement),
-    #[serde(rename = "request.refused")]
     Refused(Refusal),
-    #[serde(rename = "run.finished")]
     Finished(Finished),
-    #[serde(rename = "log.checkpoint")]
     Checkpoint(Checkpoint),
-    #[serde(rename = "log.repaired")]
     Repaired(Repair),
     /// An event of a later version: chained like any other, counted, not understood.
-    #[serde(other)]
     Other,
 }
 
@@ -167,6 +158,21 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
+impl Event {
+    fn parse(name: &str, line: &[u8]) -> serde_json::Result<Self> {
+        Ok(match name {
+            record::Session::EVENT => Self::Started(serde_json::from_slice(line)?),
+            record::Admitted::EVENT => Self::Admitted(serde_json::from_slice(line)?),
+            record::Settled::EVENT => Self::Settled(serde_json::from_slice(line)?),
+            record::Refused::EVENT => Self::Refused(serde_json::from_slice(line)?),
+            Finished::EVENT => Self::Finished(serde_json::from_slice(line)?),
+            record::Checkpoint::EVENT => Self::Checkpoint(serde_json::from_slice(line)?),
+            record::Repaired::EVENT => Self::Repaired(serde_json::from_slice(line)?),
+            _ => Self::Other,
+        })
+    }
+}
+
 impl Entry {
     /// Says that this record is where the log goes wrong.
     pub(super) fn broken(&self, why: Why) -> Broken {
@@ -183,7 +189,7 @@ fn follow(chain: &mut Chain, line: &[u8], offset: u64) -> Result<Entry, Why> {
     next.follow(content)?;
     let unreadable = |error: serde_json::Error| Why::Fields(error.to_string());
     let Head { time, run, event: name } = serde_json::from_slice(content).map_err(unreadable)?;
-    let event = serde_json::from_slice(content).map_err(unreadable)?;
+    let event = Event::parse(&name, content).map_err(unreadable)?;
     *chain = next;
     Ok(Entry { seq, offset, prev, time, run, name, event })
 }

@@ -63,3 +63,39 @@ const SINGLY: u32 = 64;
 
 /// Between two records of one code after that. Ours: a day of flooding is 86,400 lines, 30 MB.
 const PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_recorded_once_a_second() {
+        let mut refusals = Refusals::default();
+        let singly = (0..100).filter(|_| refusals.count(&refused())).count();
+        assert_eq!(singly, 64);
+        let start = Instant::now();
+        let mut repeats = |millis: u64, all: bool| {
+            let due = refusals.due(start + Duration::from_millis(millis), all);
+            let repeats: Vec<_> = due.map(|repeated| repeated.repeats).collect();
+            refusals.count(&refused());
+            repeats
+        };
+        assert_eq!(repeats(0, false), [36]);
+        assert!(repeats(1, false).is_empty());
+        assert!(repeats(999, false).is_empty());
+        assert_eq!(repeats(1000, false), [3]);
+        assert_eq!(repeats(1001, true), [1], "the end does not wait");
+    }
+
+    fn refused() -> Refused<'static> {
+        Refused {
+            request: "call-1",
+            code: "rate_limited",
+            status: 429,
+            method: "POST",
+            route: "messages",
+            model: None,
+            request_bytes: 0,
+        }
+    }
+}

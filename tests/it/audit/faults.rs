@@ -50,6 +50,9 @@ fn a_full_disk_stops_admissions_and_loses_nothing() {
     let report = verify::verify(&path, None).unwrap();
     assert_eq!((report.admitted, report.settled), (21 + late, 20));
     assert_eq!((report.refused, report.unmatched, report.finished), (1000, 0, true));
+    let text = fs::read_to_string(&path).unwrap();
+    let (before, _) = text.split_once("\"request\":\"after\"").unwrap();
+    assert!(!before.contains("\"repeats\""), "they were only counted while the disk was full");
 }
 
 /// G11: a write that stops in the middle of a record leaves no part of it.
