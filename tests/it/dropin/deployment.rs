@@ -167,7 +167,8 @@ impl Deployment {
     /// Runs the image once more beside the same logs: the exit code, and what it printed.
     pub(super) fn in_the_image(&self, command: &[&str]) -> (i32, String) {
         let volume = format!("{}:/var/log/cogni:ro", self.logs);
-        let container = self.engine.run(engine::GATEWAY, &["--volume", &volume], command);
+        let options = ["--network", "none", "--volume", &volume];
+        let container = self.engine.run(engine::GATEWAY, &options, command);
         (container.wait(), container.logs())
     }
 }
