@@ -17,8 +17,7 @@ fuzz_target!(|data: &[u8]| {
     let mut scanner = Scanner::new(Limits::default());
     let Ok(()) = scanner.feed(body) else { return };
     let Ok(document) = scanner.finish() else { return };
-    let rope: Rope =
-        body.chunks(16 * usize::from(*size) + 1).map(Bytes::copy_from_slice).collect();
+    let rope: Rope = body.chunks(16 * usize::from(*size) + 1).map(Bytes::copy_from_slice).collect();
     let Ok(call) = admit(route, &Policy::default(), rope, &document) else { return };
 
     let sent: Vec<u8> = call.rope.iter().flatten().copied().collect();

@@ -13,7 +13,8 @@ fuzz_target!(|data: &[u8]| {
     let route = Route::ALL[usize::from(*route) % Route::ALL.len()];
     for format in [Format::Sse, Format::Json] {
         for usage_chunk in [UsageChunk::Show, UsageChunk::Hide] {
-            let read = |pieces| self::read(Observer::new(route, format, usage_chunk), response, pieces);
+            let read =
+                |pieces| self::read(Observer::new(route, format, usage_chunk), response, pieces);
             let (passed, told) = read([usize::MAX; 2]);
             assert_eq!(read([1; 2]), (passed.clone(), told.clone()), "byte by byte");
             assert_eq!(read([one, other].map(|n| usize::from(*n) + 1)), (passed.clone(), told));

@@ -1,0 +1,77 @@
+//! Whatever head a client sends: only an exact route is served, and what goes upstream is one
+//! well-formed head that says of us what we say, once.
+#![cfg_attr(fuzzing, no_main)]
+
+use std::sync::Arc;
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::gateway::headers::{Config, Outgoing, Overwrites};
+use cogni_gateway::gateway::request;
+use cogni_gateway::gateway::upstream;
+use cogni_gateway::run::{Identity, RequestId};
+use cogni_gateway_fuzz::fuzz_target;
+use http::Request;
+
+fuzz_target!(|data: &[u8]| {
+    let Some(request) = parse(data) else { return };
+    let Ok(route) = request::route(&request) else { return };
+    assert_eq!((request.uri().path(), request.method()), (route.path(), route.method()));
+    let config = Config::default();
+    let head = Outgoing::new(route, &request, &config, overwrites(&config), &RequestId::new());
+    check(&head.http1(0));
+});
+
+/// The request as hyper would hand it on; what is not HTTP never gets so far.
+fn parse(data: &[u8]) -> Option<Request<()>> {
+    let mut fields = [httparse::EMPTY_HEADER; 64];
+    let mut head = httparse::Request::new(&mut fields);
+    head.parse(data).ok()?.is_complete().then_some(())?;
+    let request = Request::builder().method(head.method?).uri(head.path?);
+    let fields = head.headers.iter();
+    fields.fold(request, |request, field| request.header(field.name, field.value)).body(()).ok()
+}
+
+fn overwrites(config: &Config) -> Arc<Overwrites> {
+    let identity = Identity {
+        run: "run-1".into(),
+        attempt: "0".into(),
+        account: "acct-1".into(),
+        ..Identity::default()
+    };
+    let upstream =
+        upstream::Config { api_key: Secret::new("sk-real"), ..upstream::Config::default() };
+    Arc::new(Overwrites::new(&upstream, &identity, config).expect("a valid identity"))
+}
+
+fn check(head: &[u8]) {
+    let mut fields = [httparse::EMPTY_HEADER; 64];
+    let mut outgoing = httparse::Request::new(&mut fields);
+    let length = outgoing.parse(head).expect("we send HTTP");
+    assert_eq!(length, httparse::Status::Complete(head.len()), "one head, and nothing after it");
+    for field in outgoing.headers.iter() {
+        assert!(SENT.contains(&field.name), "`{}` goes upstream", field.name);
+        let times = outgoing.headers.iter().filter(|other| other.name == field.name).count();
+        assert_eq!(times, 1, "`{}` goes upstream twice", field.name);
+    }
+    let value =
+        |name| outgoing.headers.iter().find(|field| field.name == name).map(|field| field.value);
+    assert_eq!(value("authorization"), Some(&b"Bearer sk-real"[..]));
+    assert_eq!(value("x-litellm-end-user-id"), Some(&b"acct-1"[..]));
+}
+
+/// All that ever goes to LiteLLM.
+const SENT: &[&str] = &[
+    "host",
+    "user-agent",
+    "accept-encoding",
+    "authorization",
+    "x-litellm-end-user-id",
+    "x-litellm-spend-logs-metadata",
+    "x-litellm-call-id",
+    "content-type",
+    "content-length",
+    "accept",
+    "anthropic-version",
+    "anthropic-beta",
+    "openai-beta",
+];
