@@ -200,7 +200,9 @@ impl Exchange {
         if gap.is_none() {
             let elapsed = now.duration_since(self.started);
             self.first_byte = Some(elapsed);
-            model.inspect(|model| model.first_byte(elapsed));
+            if let Some(model) = model {
+                model.first_byte(elapsed);
+            }
         }
         self.gateway.metrics.frame(model, gap, length);
         self.last_frame = now;
