@@ -9,12 +9,16 @@ use serde_json::{Value, json};
 
 /// A stream of events, comments and stray lines, each line with an end of its own.
 pub(super) fn stream() -> impl Strategy<Value = Bytes> {
-    let mark = select(vec!["", "", "\u{feff}", "\u{feff}\u{feff}"]);
+    // None, whole, twice, and two that are cut short and so belong to the first line.
+    let marks: [&[u8]; 6] =
+        [b"", b"", b"\xEF\xBB\xBF", b"\xEF\xBB\xBF\xEF\xBB\xBF", b"\xEF\xBB", b"\xEF"];
+    let mark = select(marks.to_vec());
     let stray = select(vec!["", ":", ": ping", ":data: [DONE]"]);
     let line = (stray, line_end()).prop_map(|(line, end)| format!("{line}{end}"));
     let end = select(vec!["", "", "data: [DONE]", "data: {\"usage", ":", "\r"]);
-    (mark, vec(prop_oneof![6 => event(), 1 => line], 0..8), end)
-        .prop_map(|(mark, blocks, end)| [mark, &blocks.concat(), end].concat().into())
+    (mark, vec(prop_oneof![6 => event(), 1 => line], 0..8), end).prop_map(|(mark, blocks, end)| {
+        [mark, blocks.concat().as_bytes(), end.as_bytes()].concat().into()
+    })
 }
 
 /// Bytes that mean nothing, made of pieces that each mean something.
