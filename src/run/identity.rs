@@ -39,7 +39,8 @@ impl Identity {
         let names =
             [("run id", &self.run), ("attempt", &self.attempt), ("billing account", &self.account)];
         let optional = |what: &str, name: &str| what == "billing account" && name.is_empty();
-        let invalid = names.into_iter().find(|(what, name)| !is_name(name) && !optional(what, name));
+        let invalid =
+            names.into_iter().find(|(what, name)| !is_name(name) && !optional(what, name));
         invalid.map_or(Ok(()), |(what, given)| Err(Invalid { what, given: given.clone() }))
     }
 
