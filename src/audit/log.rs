@@ -210,6 +210,8 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.flush(true);
+        // Closing is not enough: a child that another thread is about to start may hold the file, too.
+        let _ = self.state().tail.file().unlock();
     }
 }
 

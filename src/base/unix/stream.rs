@@ -40,22 +40,23 @@ impl Stream {
         Ok(Self { socket, blocked: None, stall_timeout })
     }
 
-    /// Whether the peer opens with HTTP/2 prior knowledge (`PRI`); waits until that can be told.
+    /// Whether the peer opens with HTTP/2 prior knowledge; waits until that can be told.
+    ///
+    /// It waits for the whole preface, because hyper would wait for the rest without a time limit.
     ///
     /// # Errors
     /// The socket failed. A peer that closes first is told apart later, by the reader.
     pub async fn opens_http2(&self) -> io::Result<bool> {
-        let mut first = [0; 3];
+        let mut first = [0; PREFACE.len()];
         loop {
             let mut guard = self.socket.readable().await?;
             let peek = |socket: &AsyncFd<UnixStream>| {
                 Ok(rustix::net::recv(socket.get_ref(), &mut first, RecvFlags::PEEK)?.0)
             };
             match guard.try_io(peek) {
-                Ok(Ok(length))
-                    if length == 3 || !PREFACE.starts_with(&first[..length]) || length == 0 =>
-                {
-                    return Ok(first == PREFACE);
+                Ok(Ok(length)) if length == PREFACE.len() => return Ok(first == *PREFACE),
+                Ok(Ok(length)) if length == 0 || !PREFACE.starts_with(&first[..length]) => {
+                    return Ok(false);
                 }
                 Ok(Ok(_too_short_to_tell)) => guard.clear_ready(),
                 Ok(Err(error)) => return Err(error),
@@ -159,7 +160,7 @@ impl AsyncWrite for Stream {
 }
 
 /// How a connection with HTTP/2 prior knowledge begins (RFC 9113, section 3.4).
-const PREFACE: [u8; 3] = *b"PRI";
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The buffer must be zeroed before a safe read, so a read never asks for more than it is likely to get.
 const MAX_READ_BYTES: usize = 64 * 1024;
