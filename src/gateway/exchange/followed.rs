@@ -23,6 +23,8 @@ struct Passing {
     observer: Observer,
     exchange: Exchange,
     ended: bool,
+    /// Why it broke off, until the server has been told.
+    broken: Option<Broken>,
 }
 
 /// Why a body broke off. The client sees a connection that ends without its terminator.
@@ -36,7 +38,7 @@ pub enum Broken {
 
 impl Followed {
     pub(super) fn new(body: upstream::Body, observer: Observer, exchange: Exchange) -> Self {
-        Self(Some(Box::new(Passing { body, observer, exchange, ended: false })))
+        Self(Some(Box::new(Passing { body, observer, exchange, ended: false, broken: None })))
     }
 }
 
@@ -45,14 +47,26 @@ impl Passing {
         while !self.ended {
             let passed = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => self.observe(frame)?,
-                Some(Err(error)) => return Poll::Ready(Some(Err(self.fail(error)))),
+                Some(Err(error)) => return self.break_off(error, cx),
                 None => self.end(),
             };
             if let Some(data) = passed.filter(|data| !data.is_empty()) {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
         }
-        Poll::Ready(None)
+        Poll::Ready(self.broken.take().map(Err))
+    }
+
+    /// Ends with an error, one turn later: a server that hears of it throws away what it has not yet
+    /// written, and what came before the break was delivered to us and is paid for.
+    fn break_off(
+        &mut self,
+        error: upstream::Error,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.broken = Some(self.fail(error));
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn observe(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, Broken> {
@@ -132,7 +146,7 @@ impl Body for Followed {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(|passing| passing.ended)
+        self.0.as_ref().is_none_or(|passing| passing.ended && passing.broken.is_none())
     }
 
     /// Exact where the upstream told the length and nothing will be taken out.

@@ -128,7 +128,8 @@ fn trust_only(path: &Path) -> io::Result<rustls::ClientConfig> {
         io::Error::new(io::ErrorKind::InvalidData, format!("`{}` {why}", path.display()))
     };
     let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_reader_iter(BufReader::new(File::open(path)?)) {
+    let file = File::open(path).map_err(|error| invalid(format!("cannot be read: {error}")))?;
+    for certificate in CertificateDer::pem_reader_iter(BufReader::new(file)) {
         let certificate = certificate.map_err(|error| invalid(format!("is not PEM: {error}")))?;
         roots
             .add(certificate)
