@@ -11,6 +11,7 @@ mod metrics;
 mod monitoring;
 mod peers;
 mod provider;
+mod server;
 mod stream;
 mod support;
 mod tidy;

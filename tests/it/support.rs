@@ -7,3 +7,4 @@ pub(crate) mod disk;
 pub(crate) mod engine;
 pub(crate) mod process;
 pub(crate) mod provider;
+pub(crate) mod wire;

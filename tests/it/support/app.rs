@@ -24,6 +24,7 @@ pub(crate) struct TestApp {
     pub(crate) metrics: Option<SocketAddr>,
     stop: CancellationToken,
     served: JoinHandle<anyhow::Result<()>>,
+    audit: Option<PathBuf>,
     directory: TempDir,
 }
 
@@ -38,11 +39,12 @@ impl TestApp {
         let directory = tempfile::tempdir().unwrap();
         let mut config = configuration(directory.path(), upstream.addr);
         configure(&mut config);
+        let audit = config.audit.path.clone();
         let app = App::build(config).unwrap();
         let (socket, metrics) = (app.socket().to_path_buf(), app.metrics_address());
         let stop = CancellationToken::new();
         let served = tokio::spawn(app.serve(stop.clone()));
-        Self { upstream, socket, metrics, stop, served, directory }
+        Self { upstream, socket, metrics, stop, served, audit, directory }
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -50,7 +52,7 @@ impl TestApp {
     }
 
     pub(crate) fn audit_log(&self) -> PathBuf {
-        self.directory.path().join("audit.jsonl")
+        self.audit.clone().unwrap()
     }
 
     pub(crate) fn access_log(&self) -> PathBuf {
@@ -83,9 +85,9 @@ impl TestApp {
     /// returns all records.
     pub(crate) async fn stop(self) -> Vec<Value> {
         self.stop.cancel();
+        let log = self.audit_log();
         self.served.await.unwrap().unwrap();
         assert!(!self.socket.exists(), "the socket is left behind");
-        let log = self.directory.path().join("audit.jsonl");
         let report = verify::verify(&log, None).unwrap();
         assert!(report.finished, "the audit log does not end in order");
         assert_eq!(report.open, 0, "a call was admitted and never settled");

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -66,9 +66,7 @@ impl Client {
         body: &Value,
         headers: &[(&str, &str)],
     ) -> Stream {
-        let request =
-            request(Method::POST, path, headers).header("content-type", "application/json");
-        self.start(request.body(Full::from(body.to_string())).unwrap()).await.unwrap()
+        self.start(post(path, body, headers)).await.unwrap()
     }
 
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response {
@@ -80,8 +78,15 @@ impl Client {
         let socket = UnixStream::connect(&self.socket).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
         tokio::spawn(connection);
-        let (head, body) = sender.send_request(request).await?.into_parts();
-        Ok(Stream { status: head.status, headers: head.headers, body })
+        sender.send_request(request).await.map(Stream::from)
+    }
+
+    /// A connection that opens with HTTP/2.
+    pub(crate) async fn http2(&self) -> http2::SendRequest<Full<Bytes>> {
+        let socket = TokioIo::new(self.connect().await);
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
+        tokio::spawn(connection);
+        sender
     }
 
     /// Sends bytes as they are, and returns all that comes back until the gateway closes.
@@ -113,6 +118,13 @@ impl Response {
     }
 }
 
+impl From<http::Response<Incoming>> for Stream {
+    fn from(response: http::Response<Incoming>) -> Self {
+        let (head, body) = response.into_parts();
+        Self { status: head.status, headers: head.headers, body }
+    }
+}
+
 impl Stream {
     /// The next frame; `None` at an orderly end.
     pub(crate) async fn frame(&mut self) -> hyper::Result<Option<Bytes>> {
@@ -139,6 +151,12 @@ impl Stream {
             }
         }
     }
+}
+
+/// A JSON request, as an ordinary client makes it.
+pub(crate) fn post(path: &str, body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
+    let request = request(Method::POST, path, headers).header("content-type", "application/json");
+    request.body(Full::from(body.to_string())).unwrap()
 }
 
 fn request(method: Method, path: &str, headers: &[(&str, &str)]) -> http::request::Builder {

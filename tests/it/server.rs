@@ -1,0 +1,267 @@
+//! A run's socket: who may listen on a path, and how its connections are served.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use cogni_gateway::base::unix::{Error, Listener, Permissions};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::app::TestApp;
+use crate::support::client::{Stream, post};
+
+/// G1: a crash leaves its socket file behind; the next process takes its place.
+#[test]
+fn a_stale_socket_is_replaced() {
+    let place = Place::new();
+    drop(UnixListener::bind(place.socket()).unwrap());
+    assert!(place.socket().exists(), "the file of the dead listener is there");
+    let _listener = place.bind().unwrap();
+    UnixStream::connect(place.socket()).unwrap();
+}
+
+/// G1: two gateways on one path would take turns at the run's calls.
+#[test]
+fn a_live_socket_is_refused() {
+    let place = Place::new();
+    let _live = UnixListener::bind(place.socket()).unwrap();
+    insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
+    UnixStream::connect(place.socket()).unwrap();
+}
+
+/// G1: a listener that is too busy to accept is as live as any.
+#[test]
+fn a_live_socket_with_a_full_backlog_is_refused() {
+    let place = Place::new();
+    let (_live, _waiting) = overrun(&place.socket());
+    insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
+}
+
+/// G1: what is not a socket is somebody's file.
+#[test]
+fn a_file_that_is_not_a_socket_is_refused_and_kept() {
+    let place = Place::new();
+    fs::write(place.socket(), "precious").unwrap();
+    insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` exists and is not a socket; remove it or use another path");
+    assert_eq!(fs::read_to_string(place.socket()).unwrap(), "precious");
+}
+
+/// G1: the kernel would cut the path short and listen somewhere else.
+#[test]
+fn a_path_too_long_is_refused() {
+    let long = PathBuf::from(format!("/tmp/{}", "x".repeat(103)));
+    let error = Listener::bind(&long, PRIVATE).unwrap_err();
+    assert!(matches!(&error, Error::PathTooLong { length: 108, .. }));
+    insta::with_settings!({filters => [("x{103}", "[103 x]")]}, {
+        insta::assert_snapshot!(error, @"`/tmp/[103 x]` is 108 bytes long, the limit for a socket is 107; use a shorter path");
+    });
+}
+
+/// G1: 107 bytes are the limit, not past it.
+#[test]
+fn the_longest_path_is_served() {
+    let place = Place::new();
+    let name = "x".repeat(107 - place.0.path().as_os_str().len() - 1);
+    let longest = place.0.path().join(name);
+    let _listener = Listener::bind(&longest, PRIVATE).unwrap();
+    UnixStream::connect(&longest).unwrap();
+}
+
+/// G1: the umask of these tests would give everybody a look.
+#[test]
+fn only_the_owner_may_connect() {
+    let place = Place::new();
+    let _listener = place.bind().unwrap();
+    assert_eq!(fs::metadata(place.socket()).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+/// G1: the sandbox's user owns the socket where we may give it away, as root may.
+#[test]
+fn the_owner_is_who_the_operator_says() {
+    let place = Place::new();
+    let permissions = Permissions { mode: 0o660, uid: Some(1001), gid: Some(1002) };
+    let _listener = Listener::bind(&place.socket(), permissions).unwrap();
+    let found = fs::metadata(place.socket()).unwrap();
+    assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (1001, 1002, 0o660));
+}
+
+/// G1: nothing is left after an orderly end.
+#[test]
+fn the_socket_is_removed_at_the_end() {
+    let place = Place::new();
+    drop(place.bind().unwrap());
+    assert!(!place.socket().exists());
+}
+
+/// G1: whoever took the path over keeps it.
+#[test]
+fn a_socket_that_is_not_ours_any_more_is_kept() {
+    let place = Place::new();
+    let ours = place.bind().unwrap();
+    fs::remove_file(place.socket()).unwrap();
+    let _theirs = UnixListener::bind(place.socket()).unwrap();
+    drop(ours);
+    UnixStream::connect(place.socket()).unwrap();
+}
+
+/// G1: two requests in one write are answered in order.
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let app = TestApp::start().await;
+    let first = json!({"model": "fake/text=first", "messages": []}).to_string();
+    let second = json!({"model": "fake/text=second", "messages": []}).to_string();
+    let request = |body: &str, connection: &str| {
+        format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let both = request(&first, "keep-alive") + &request(&second, "close");
+    let answers = app.client().raw(both.as_bytes()).await;
+    assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 2);
+    assert!(answers.find("\"first\"").unwrap() < answers.find("\"second\"").unwrap());
+    app.stop().await;
+}
+
+/// G1: the protocol is told apart by its first bytes, in however many pieces they come.
+#[tokio::test]
+async fn a_request_may_arrive_byte_by_byte() {
+    let app = TestApp::start().await;
+    let mut socket = app.client().connect().await;
+    // `P` and `PO` could both still become HTTP/2's `PRI`.
+    trickle(&mut socket, b"POST /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+    app.stop().await;
+}
+
+/// G1: the same for HTTP/2 with prior knowledge.
+#[tokio::test]
+async fn an_http2_preface_may_arrive_byte_by_byte() {
+    let app = TestApp::start().await;
+    let mut socket = app.client().connect().await;
+    trickle(&mut socket, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    let mut frame = [0; 9];
+    socket.read_exact(&mut frame).await.unwrap();
+    assert_eq!(frame[3], SETTINGS);
+    drop(socket);
+    app.stop().await;
+}
+
+/// G1: HTTP/2 with prior knowledge carries unary and streamed calls at once.
+#[tokio::test]
+async fn http2_carries_calls_side_by_side() {
+    let app = TestApp::start().await;
+    let mut connection = app.client().http2().await;
+    let mut call = async |model: &str, stream: bool| {
+        let body = json!({"model": model, "stream": stream, "messages": []});
+        connection.send_request(post("http://localhost/v1/chat/completions", &body, &[])).await
+    };
+    let mut held = Stream::from(call("fake/gate=1", true).await.unwrap());
+    assert!(held.frame().await.unwrap().unwrap().starts_with(b"data: {"));
+    app.upstream.gate.reached(1).await;
+    let unary = Stream::from(call("fake/text=unary", false).await.unwrap()).finish().await.unwrap();
+    assert_eq!(unary.json()["choices"][0]["message"]["content"], "unary");
+    app.upstream.gate.open(1);
+    let (rest, in_order) = held.rest().await;
+    assert!(in_order && rest.ends_with("data: [DONE]\n\n"));
+    app.stop().await;
+}
+
+/// G1, G7: over HTTP/2 a stream that the upstream broke off is reset, not ended.
+#[tokio::test]
+async fn http2_resets_a_stream_that_the_upstream_broke() {
+    let app = TestApp::start().await;
+    let mut connection = app.client().http2().await;
+    let body = json!({"model": "fake/gate=2,fault=close@2", "stream": true, "messages": []});
+    let request = post("http://localhost/v1/chat/completions", &body, &[]);
+    let mut stream = Stream::from(connection.send_request(request).await.unwrap());
+    assert!(stream.frame().await.unwrap().is_some());
+    app.upstream.gate.open(1);
+    let (rest, in_order) = stream.rest().await;
+    assert!(!in_order && !rest.contains("[DONE]"), "{rest}");
+    app.stop().await;
+}
+
+/// G14: over its limit of connections a run's socket leaves them in the kernel's queue.
+#[tokio::test]
+async fn connections_over_the_limit_wait() {
+    let app = TestApp::with(|config| config.server.max_connections = 1).await;
+    let (mut first, mut second) = (app.client().connect().await, app.client().connect().await);
+    second.write_all(HEALTH).await.unwrap();
+    for _ in 0..3 {
+        first.write_all(HEALTH).await.unwrap();
+        let mut answer = [0; 4096];
+        assert!(first.read(&mut answer).await.unwrap() > 0);
+        let unanswered = second.try_read(&mut answer).unwrap_err();
+        assert_eq!(unanswered.kind(), std::io::ErrorKind::WouldBlock);
+    }
+    drop(first);
+    assert!(second.read(&mut [0; 4096]).await.unwrap() > 0);
+    drop(second);
+    app.stop().await;
+}
+
+/// A directory for a socket.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("llm.sock")
+    }
+
+    fn bind(&self) -> Result<Listener, Error> {
+        Listener::bind(&self.socket(), PRIVATE)
+    }
+
+    /// What the operator reads where nothing can be bound.
+    fn refusal(&self) -> String {
+        let error = self.bind().unwrap_err().to_string();
+        error.replace(self.0.path().to_str().unwrap(), "[dir]")
+    }
+}
+
+/// A listener that accepts nobody, and connections until the next one would have to wait.
+fn overrun(path: &Path) -> (OwnedFd, Vec<OwnedFd>) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let address = SocketAddrUnix::new(path).unwrap();
+    let listener = socket();
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let mut waiting = vec![];
+    loop {
+        let client = socket();
+        match rustix::net::connect(&client, &address) {
+            Ok(()) => waiting.push(client),
+            Err(error) => {
+                assert_eq!(error, rustix::io::Errno::AGAIN);
+                return (listener, waiting);
+            }
+        }
+    }
+}
+
+/// Writes each byte by itself, and lets the server look at it.
+async fn trickle(socket: &mut tokio::net::UnixStream, bytes: &[u8]) {
+    for byte in bytes {
+        socket.write_all(&[*byte]).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+}
+
+const PRIVATE: Permissions = Permissions { mode: 0o600, uid: None, gid: None };
+const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+/// RFC 9113, section 6.5.
+const SETTINGS: u8 = 4;
