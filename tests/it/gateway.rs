@@ -1,4 +1,13 @@
 //! The data plane, from socket to socket.
 
+mod budget;
+mod faults;
 mod headers;
+mod leaving;
+mod pool;
+mod record;
+mod routes;
+mod smuggling;
 mod stream;
+mod tls;
+mod upstream;

@@ -75,6 +75,26 @@ fn nothing_is_left_to_do_in_the_code() {
     assert!(left.is_empty(), "unfinished: {left:#?}");
 }
 
+/// Whoever reads the table of limits can run the test beside each.
+#[test]
+fn every_limit_names_a_test_that_exists() {
+    let manual = fs::read_to_string("src/manual/security.md").unwrap();
+    let missing: Vec<_> = manual
+        .lines()
+        .filter_map(|line| {
+            line.trim_end_matches([' ', '|']).rsplit_once("| `")?.1.strip_suffix('`')
+        })
+        .filter(|test| test.contains("::") && !is_test(test))
+        .collect();
+    assert!(missing.is_empty(), "no such test: {missing:#?}");
+}
+
+fn is_test(path: &str) -> bool {
+    let (module, name) = path.rsplit_once("::").unwrap();
+    let file = format!("tests/it/{}.rs", module.replace("::", "/"));
+    fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
+}
+
 /// The rooms named after `crate::` in code, comments left out.
 fn imports(text: &str) -> BTreeSet<String> {
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();

@@ -1,0 +1,283 @@
+//! G9, G10: what a run may spend, and how its client is told that it may not.
+
+use std::time::Duration;
+
+use cogni_gateway::budget::Tokens;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::client::Response;
+
+/// G10: the status and the words that stop the clients of each protocol (measured).
+#[tokio::test]
+async fn a_spent_turn_budget_stops_the_clients_of_each_protocol() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(1)).await;
+    app.client().post("/v1/chat/completions", &unary("fake")).await;
+    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    402 Payment Required
+    x-should-retry: false
+    {"error":{"code":"turn_budget_exhausted","message":"turn budget exhausted: 1 of 1 turns are spent","param":null,"type":"insufficient_quota"}}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    402 Payment Required
+    x-should-retry: false
+    {"error":{"code":"turn_budget_exhausted","message":"turn budget exhausted: 1 of 1 turns are spent","type":"billing_error"},"type":"error"}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    429 Too Many Requests
+    x-should-retry: false
+    {"error":{"code":"turn_budget_exhausted","message":"turn budget exhausted: 1 of 1 turns are spent","param":null,"type":"usage_limit_reached"}}
+    "#);
+    assert_eq!(app.upstream.seen.count(), 1);
+    app.stop().await;
+}
+
+/// G9: what makes no model generate takes no turn.
+#[tokio::test]
+async fn only_generating_takes_a_turn() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(1)).await;
+    for path in ["/v1/embeddings", "/v1/messages/count_tokens"] {
+        let body = json!({"model": "fake", "messages": [], "input": "x"});
+        assert_eq!(app.client().post(path, &body).await.status, 200);
+    }
+    assert_eq!(app.client().get("/v1/models").await.status, 200);
+    let answer = app.client().post("/v1/chat/completions", &unary("fake")).await;
+    assert_eq!(answer.status, 200);
+    app.stop().await;
+}
+
+/// G9: tokens are charged as the provider reports them, and are gone when they are gone.
+#[tokio::test]
+async fn a_spent_token_budget_stops_the_clients_of_each_protocol() {
+    let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(77))).await;
+    app.client().post("/v1/chat/completions", &unary("fake/output=77")).await;
+    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    402 Payment Required
+    x-should-retry: false
+    {"error":{"code":"token_budget_exhausted","message":"output token budget exhausted: 77 of 77 tokens are spent and this call needs about 1","param":null,"type":"insufficient_quota"}}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    402 Payment Required
+    x-should-retry: false
+    {"error":{"code":"token_budget_exhausted","message":"output token budget exhausted: 77 of 77 tokens are spent and this call needs about 1","type":"billing_error"},"type":"error"}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    429 Too Many Requests
+    x-should-retry: false
+    {"error":{"code":"token_budget_exhausted","message":"output token budget exhausted: 77 of 77 tokens are spent and this call needs about 1","param":null,"type":"usage_limit_reached"}}
+    "#);
+    app.stop().await;
+}
+
+/// G9, G10: one call at a time; the next may come later, so nobody is told to give up.
+#[tokio::test]
+async fn too_many_calls_at_once_may_come_back() {
+    let app = TestApp::with(|config| config.budget.max_concurrent = Some(1)).await;
+    let open = app.client().open("/v1/messages", &streamed("fake/gate=1")).await;
+    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    429 Too Many Requests
+    retry-after: 1
+    {"error":{"code":"too_many_concurrent_requests","message":"1 calls are open at the same time, which is the limit","param":null,"type":"rate_limit_error"}}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    429 Too Many Requests
+    retry-after: 1
+    {"error":{"code":"too_many_concurrent_requests","message":"1 calls are open at the same time, which is the limit","type":"rate_limit_error"},"type":"error"}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    429 Too Many Requests
+    retry-after: 1
+    {"error":{"code":"too_many_concurrent_requests","message":"1 calls are open at the same time, which is the limit","param":null,"type":"rate_limit_error"}}
+    "#);
+    app.upstream.gate.open(1);
+    open.finish().await.unwrap();
+    let answer = app.client().post("/v1/messages", &unary("fake")).await;
+    assert_eq!(answer.status, 200);
+    app.stop().await;
+}
+
+/// G9, G10: what an open call has reserved may come back.
+#[tokio::test]
+async fn what_is_reserved_may_come_back() {
+    let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(100))).await;
+    let open = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;
+    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    429 Too Many Requests
+    retry-after: 1
+    {"error":{"code":"budget_reserved","message":"what is left of the output budget is reserved by calls still open","param":null,"type":"rate_limit_error"}}
+    "#);
+    app.upstream.gate.open(1);
+    open.finish().await.unwrap();
+    app.stop().await;
+}
+
+/// G9, G10: a rate says how long to wait.
+#[tokio::test]
+async fn a_rate_says_how_long_to_wait() {
+    let app = TestApp::with(|config| config.budget.requests_per_minute = Some(1)).await;
+    app.client().post("/v1/chat/completions", &unary("fake")).await;
+    let refusal = refusal(&app, "/v1/chat/completions").await;
+    insta::with_settings!({filters => [("retry-after: [0-9]+", "retry-after: [seconds]")]}, {
+        insta::assert_snapshot!(refusal, @r#"
+        429 Too Many Requests
+        retry-after: [seconds]
+        {"error":{"code":"rate_limited","message":"the limit of 1 requests per minute is reached","param":null,"type":"rate_limit_error"}}
+        "#);
+    });
+    app.stop().await;
+}
+
+/// G9, G10: so does a rate of tokens.
+#[tokio::test]
+async fn a_rate_of_tokens_says_how_long_to_wait() {
+    let app = TestApp::with(|config| config.budget.tokens_per_minute = Some(10)).await;
+    app.client().post("/v1/chat/completions", &unary("fake")).await;
+    let refusal = refusal(&app, "/v1/responses").await;
+    insta::with_settings!({filters => [("retry-after: [0-9]+", "retry-after: [seconds]")]}, {
+        insta::assert_snapshot!(refusal, @r#"
+        429 Too Many Requests
+        retry-after: [seconds]
+        {"error":{"code":"rate_limited","message":"the limit of 10 tokens per minute is reached","param":null,"type":"rate_limit_error"}}
+        "#);
+    });
+    app.stop().await;
+}
+
+/// G9, G10: nothing is begun after the run's time.
+#[tokio::test]
+async fn a_run_whose_time_is_over_begins_nothing() {
+    let app = TestApp::with(|config| config.budget.deadline = Some(Duration::from_nanos(1))).await;
+    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    402 Payment Required
+    x-should-retry: false
+    {"error":{"code":"deadline_exceeded","message":"the run's deadline of 1ns has passed","param":null,"type":"insufficient_quota"}}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    402 Payment Required
+    x-should-retry: false
+    {"error":{"code":"deadline_exceeded","message":"the run's deadline of 1ns has passed","type":"billing_error"},"type":"error"}
+    "#);
+    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    429 Too Many Requests
+    x-should-retry: false
+    {"error":{"code":"deadline_exceeded","message":"the run's deadline of 1ns has passed","param":null,"type":"usage_limit_reached"}}
+    "#);
+    assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+}
+
+/// G9: sixty-four clients, two workers, one turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_turn_is_spent_once_however_many_ask() {
+    let app = TestApp::with(|config| {
+        config.budget.max_turns = Some(1);
+        config.workers = 2;
+    })
+    .await;
+    let calls: Vec<_> = (0..64)
+        .map(|_| {
+            let client = app.client();
+            tokio::spawn(async move { client.post("/v1/messages", &unary("fake")).await.status })
+        })
+        .collect();
+    let mut statuses = vec![];
+    for call in calls {
+        statuses.push(call.await.unwrap());
+    }
+    let with = |status| statuses.iter().filter(|is| **is == status).count();
+    assert_eq!((with(StatusCode::OK), with(StatusCode::PAYMENT_REQUIRED)), (1, 63));
+    assert_eq!(app.upstream.seen.count(), 1);
+    app.stop().await;
+}
+
+/// G9, G11: what was spent is in the audit log, and a restart goes on from there.
+#[tokio::test]
+async fn a_budget_survives_a_restart() {
+    let place = tempfile::tempdir().unwrap();
+    let start = || {
+        TestApp::with(|config| {
+            config.audit.path = Some(place.path().join("audit.jsonl"));
+            config.budget.max_turns = Some(2);
+        })
+    };
+    for _ in 0..2 {
+        let app = start().await;
+        let answer = app.client().post("/v1/messages", &unary("fake")).await;
+        assert_eq!(answer.status, 200);
+        app.stop().await;
+    }
+    let app = start().await;
+    let answer = app.client().post("/v1/messages", &unary("fake")).await;
+    assert_eq!(answer.status, 402);
+    assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+}
+
+/// G10: an agent can look what is left.
+#[tokio::test]
+async fn the_status_says_what_is_left() {
+    let app = TestApp::with(|config| {
+        config.budget.max_turns = Some(5);
+        config.budget.max_output_tokens = Some(Tokens(1000));
+        config.budget.deadline = Some(Duration::from_hours(1));
+    })
+    .await;
+    app.client().post("/v1/chat/completions", &unary("fake/input=11,output=77")).await;
+    let mut status = app.client().get("/run/status").await.json();
+    status["budget"]["time_left"] = json!("[time]");
+    insta::assert_json_snapshot!(status, @r#"
+    {
+      "attempt": "0",
+      "budget": {
+        "input_tokens_left": null,
+        "limits": {
+          "deadline": "1h",
+          "max_concurrent": null,
+          "max_input_tokens": null,
+          "max_output_tokens": 1000,
+          "max_total_tokens": null,
+          "max_turns": 5,
+          "requests_per_minute": null,
+          "tokens_per_minute": null
+        },
+        "open_calls": 0,
+        "output_tokens_left": 923,
+        "reserved": {
+          "input": 0,
+          "output": 0,
+          "turns": 0
+        },
+        "spent": {
+          "input": 11,
+          "output": 77,
+          "turns": 1
+        },
+        "time_left": "[time]",
+        "total_tokens_left": null,
+        "turns_left": 4
+      },
+      "runId": "run-1"
+    }
+    "#);
+    app.stop().await;
+}
+
+/// A refused call as its client sees it.
+async fn refusal(app: &TestApp, path: &str) -> String {
+    let Response { status, headers, body } = app.client().post(path, &unary("fake")).await;
+    let header = |name: &str| {
+        headers.get(name).map(|value| format!("{name}: {}\n", value.to_str().unwrap()))
+    };
+    let advice = [header("retry-after"), header("x-should-retry")].into_iter().flatten();
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    format!("{status}\n{}{text}", advice.collect::<String>())
+}
+
+fn unary(model: &str) -> Value {
+    json!({"model": model, "max_tokens": 100, "messages": []})
+}
+
+fn streamed(model: &str) -> Value {
+    json!({"model": model, "max_tokens": 100, "stream": true, "messages": []})
+}

@@ -1,0 +1,218 @@
+//! G14: everything a client can send, hold open or leave unread has a limit.
+
+use std::time::Duration;
+
+use cogni_gateway::audit::verify;
+use cogni_gateway::provider::Ended;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::app::TestApp;
+use crate::support::client::{Response, post};
+
+/// G14: a head over the limit of bytes or fields.
+#[tokio::test]
+async fn a_head_too_large_is_refused() {
+    let app = TestApp::start().await;
+    // hyper looks at its limit before it reads, so one read more than 64 KiB may pass.
+    let over = "y".repeat(192 * 1024);
+    let long = format!("GET /health HTTP/1.1\r\nx: {over}\r\n\r\n");
+    let many = format!("GET /health HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(101));
+    let target = format!("GET /{over} HTTP/1.1\r\n\r\n");
+    for head in [long, many, target] {
+        let answer = app.client().raw(head.as_bytes()).await;
+        let status = answer.lines().next().unwrap_or_default();
+        assert!(
+            status.starts_with("HTTP/1.1 431") || status.starts_with("HTTP/1.1 414"),
+            "{status}"
+        );
+    }
+    let most =
+        format!("GET /health HTTP/1.1\r\nconnection: close\r\n{}\r\n", "x: y\r\n".repeat(99));
+    assert!(app.client().raw(most.as_bytes()).await.starts_with("HTTP/1.1 200 OK"));
+    app.stop().await;
+}
+
+/// G14: a client that begins a head and does not end it; or that does not begin.
+#[tokio::test]
+async fn a_head_that_never_ends_is_cut() {
+    let app = TestApp::with(|config| config.server.header_timeout = SHORT).await;
+    for begun in ["", "P", "PRI * HT", "GET /health HTTP/1.1\r\nhost:"] {
+        let answer = app.client().raw(begun.as_bytes()).await;
+        assert!(!answer.contains("200 OK"), "{begun:?}: {answer}");
+    }
+    app.stop().await;
+}
+
+/// G5, G14: a body over the limit is refused, before it is sent where its length is declared.
+#[tokio::test]
+async fn a_body_too_large_is_refused() {
+    let app = TestApp::with(|config| config.policy.max_body_bytes = 1000).await;
+    let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let declared = app.client().raw(format!("{head}content-length: 1001\r\n\r\n").as_bytes()).await;
+    let (status, body) = declared.split_once("\r\n").unwrap();
+    assert_eq!(status, "HTTP/1.1 413 Payload Too Large");
+    assert!(body.contains("x-should-retry: false"), "{body}");
+    insta::assert_snapshot!(body.rsplit_once("\r\n").unwrap().1, @r#"{"error":{"code":"request_too_large","message":"the request body is larger than the limit of 1000 bytes","type":"request_too_large"},"type":"error"}"#);
+    let chunk = format!("64\r\n{}\r\n", " ".repeat(100));
+    let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{}", chunk.repeat(11));
+    assert!(app.client().raw(chunked.as_bytes()).await.starts_with("HTTP/1.1 413 "));
+    assert_eq!(app.upstream.seen.count(), 0);
+    let most = sized(1000);
+    assert_eq!(app.client().post("/v1/messages", &most).await.status, 200);
+    app.stop().await;
+}
+
+/// G14: a body that is begun and not ended.
+#[tokio::test]
+async fn a_body_that_never_ends_is_cut() {
+    let app = TestApp::with(|config| config.policy.body_timeout = SHORT).await;
+    let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let request = format!("{head}content-length: 100\r\n\r\n{{\"model\":");
+    let answer = app.client().raw(request.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    insta::assert_snapshot!(answer.rsplit_once("\r\n").unwrap().1, @r#"{"error":{"code":"request_timeout","message":"the request body did not arrive within 50ms","type":"invalid_request_error"},"type":"error"}"#);
+    assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+}
+
+/// G14: a client that opens a large answer and reads none of it.
+#[tokio::test]
+async fn a_reader_that_stalls_is_cut() {
+    let app = TestApp::with(|config| config.server.write_timeout = SHORT).await;
+    let stalled = app.client().open("/v1/chat/completions", &endless()).await;
+    app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!(settled["outcome"], "client_gone");
+    assert!(!stalled.rest().await.1);
+    app.stop().await;
+}
+
+/// G14: what a slow reader does not take stays at the provider.
+#[tokio::test]
+async fn a_slow_reader_costs_bounded_memory() {
+    let app = TestApp::start().await;
+    let mut slow = app.client().open("/v1/chat/completions", &endless()).await;
+    assert!(slow.frame().await.unwrap().is_some());
+    let sent = || app.upstream.seen.last().unwrap().sent;
+    let mut before = u64::MAX;
+    while sent() != before {
+        before = sent();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // Sockets hold what they hold, the largest a few MiB; of 4 GiB the rest waits.
+    assert!(before < 500, "{before} chunks of 64 KiB have been taken from the provider");
+    // It is slow, not dead: it goes on where it reads on.
+    while sent() < before + 10 {
+        assert!(slow.frame().await.unwrap().is_some());
+    }
+    drop(slow);
+    app.stop().await;
+}
+
+/// G7, G14: an event of 64 MiB without a line end is cut at 8.
+#[tokio::test]
+async fn an_endless_event_is_bounded() {
+    for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
+        let app = TestApp::start().await;
+        let body = json!({"model": "fake/chunks=1,size=64MiB", "stream": true, "max_tokens": 9, "messages": []});
+        let mut stream = app.client().open(path, &body).await;
+        let mut read = 0;
+        while let Ok(frame) = stream.frame().await {
+            read += frame.expect("the stream ended in order").len();
+        }
+        assert!(read <= 9 << 20, "{path}: {read} bytes went to the client");
+        let settled = app.recorded("request.settled", 1).await.remove(0);
+        assert_eq!(settled["code"], "upstream_event_too_large", "{path}");
+        assert!(settled["response_bytes"].as_u64().unwrap() <= 9 << 20, "{path}");
+        app.stop().await;
+    }
+}
+
+/// G14: whatever the bytes, others are served.
+#[tokio::test]
+async fn a_client_that_sends_garbage_harms_nobody() {
+    let app = TestApp::start().await;
+    let open = json!({"model": "fake/gate=1", "stream": true, "messages": []});
+    let stream = app.client().open("/v1/chat/completions", &open).await;
+    let every_byte: Vec<u8> = (0..=255).cycle().take(70_000).collect();
+    let zeros = vec![0; 70_000];
+    let tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec();
+    let frames = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &every_byte].concat();
+    for garbage in [every_byte, zeros, tls, frames, b"\r\n".repeat(40_000)] {
+        assert!(!app.client().raw(&garbage).await.contains("200 OK"));
+    }
+    assert_eq!(app.client().get("/health").await.status, 200);
+    app.upstream.gate.open(1);
+    assert!(stream.rest().await.1);
+    app.stop().await;
+}
+
+/// G11, G14: a flood of refusals is counted, not written out.
+#[tokio::test]
+async fn a_flood_of_refusals_does_not_fill_the_disk() {
+    let place = tempfile::tempdir().unwrap();
+    let log = place.path().join("audit.jsonl");
+    let app = TestApp::with(|config| config.audit.path = Some(log.clone())).await;
+    let request = "GET /v1/keys HTTP/1.1\r\nhost: x\r\n\r\n".repeat(999);
+    let last = "GET /v1/keys HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let mut socket = app.client().connect().await;
+    let (mut reader, mut writer) = socket.split();
+    let requests = [request, last.to_owned()].concat();
+    let (mut answers, flood) = (String::new(), writer.write_all(requests.as_bytes()));
+    let (read, written) = tokio::join!(reader.read_to_string(&mut answers), flood);
+    (read.unwrap(), written.unwrap());
+    assert_eq!(answers.matches("HTTP/1.1 404 ").count(), 1000);
+    let records = app.stop().await;
+    assert_eq!(verify::verify(&log, None).unwrap().refused, 1000);
+    let lines = records.iter().filter(|record| record["event"] == "request.refused").count();
+    assert!(lines < 200, "{lines} lines");
+}
+
+/// G14: HTTP/2 has the same limits for heads and bodies.
+#[tokio::test]
+async fn http2_has_the_same_limits() {
+    let app = TestApp::with(|config| config.policy.max_body_bytes = 1000).await;
+    let mut connection = app.client().http2().await;
+    let request = post("http://x/v1/messages", &sized(1001), &[]);
+    assert_eq!(connection.send_request(request).await.unwrap().status(), 413);
+    let long = "y".repeat(65 * 1024);
+    let request = post("http://x/v1/messages", &sized(10), &[("x", &long)]);
+    // The server names its limit, so the client may find out by itself.
+    let refused = connection.send_request(request).await;
+    assert!(refused.is_err() || refused.is_ok_and(|response| response.status() == 431));
+    assert_eq!(app.upstream.seen.count(), 0);
+    drop(connection);
+    app.stop().await;
+}
+
+/// G14: a body that is not JSON goes nowhere.
+#[tokio::test]
+async fn only_json_is_taken() {
+    let app = TestApp::start().await;
+    let mut request = post("/v1/messages", &sized(100), &[]);
+    request.headers_mut().insert("content-type", "text/plain".parse().unwrap());
+    let Response { status, .. } = app.client().send(request).await;
+    assert_eq!(status, 415);
+    for content_type in ["application/json; charset=utf-8", "Application/JSON"] {
+        let mut request = post("/v1/messages", &sized(100), &[]);
+        request.headers_mut().insert("content-type", content_type.parse().unwrap());
+        assert_eq!(app.client().send(request).await.status, 200);
+    }
+    assert_eq!(app.upstream.seen.count(), 2);
+    app.stop().await;
+}
+
+/// A request whose body has so many bytes, or as few as one can have.
+fn sized(bytes: usize) -> Value {
+    let empty = json!({"model": "fake", "messages": [], "pad": ""}).to_string().len();
+    json!({"model": "fake", "messages": [], "pad": " ".repeat(bytes.saturating_sub(empty))})
+}
+
+/// 4 GiB in pieces.
+fn endless() -> Value {
+    json!({"model": "fake/chunks=65536,size=64KiB", "stream": true, "messages": []})
+}
+
+/// Nothing ever comes, so it is not about speed.
+const SHORT: Duration = Duration::from_millis(50);
