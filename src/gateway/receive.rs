@@ -51,7 +51,7 @@ impl Error {
         match self {
             Self::TooLarge { .. } => "request_too_large",
             Self::Timeout(_) => "request_timeout",
-            Self::Json(_) => "invalid_json",
+            Self::Json(invalid) => invalid.code(),
             Self::BrokenOff(_) => "client_gone",
         }
     }

@@ -91,7 +91,7 @@ impl Rejection {
                 "error": {"type": self.kind(protocol), "message": self.public(), "code": self.code()},
             }),
             _ => json!({
-                "error": {"message": self.public(), "type": self.kind(protocol), "param": null, "code": self.code()},
+                "error": {"message": self.public(), "type": self.kind(protocol), "param": self.param(), "code": self.code()},
             }),
         };
         let mut response = Response::new(body.to_string());
@@ -113,6 +113,14 @@ impl Rejection {
     /// What the client may read: its own mistake in full, ours and the upstream's in general.
     fn public(&self) -> String {
         self.to_string()
+    }
+
+    /// The field that is at fault, where one is.
+    fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::Body(refusal) => Some(refusal.field()),
+            _ => None,
+        }
     }
 
     /// Whether the same request would be refused again.
