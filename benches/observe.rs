@@ -57,9 +57,9 @@ fn access_log(criterion: &mut Criterion) {
         usage: Some(&usage),
         outcome: "completed",
     };
-    let mut batch = || (0..LINES).for_each(|_| log.write(black_box(&line)));
+    let batch = || (0..LINES).for_each(|_| log.write(black_box(&line)));
     log.flush();
-    let counted = allocation_counter::measure(&mut batch);
+    let counted = allocation_counter::measure(batch);
     let name = format!("{LINES} access-log lines ({} allocations)", counted.count_total);
     // Flushed between the measurements, or the backlog would fill up and lines be dropped.
     criterion.bench_function(&name, |bencher| {

@@ -1,5 +1,10 @@
 //! The one integration-test binary: real sockets, real files, real processes.
-#![expect(clippy::panic, clippy::unwrap_used, reason = "test support is not production code")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test support is not production code"
+)]
 
 mod access_log;
 mod audit;

@@ -161,7 +161,8 @@ async fn a_flood_of_refusals_does_not_fill_the_disk() {
     let requests = [request, last.to_owned()].concat();
     let (mut answers, flood) = (String::new(), writer.write_all(requests.as_bytes()));
     let (read, written) = tokio::join!(reader.read_to_string(&mut answers), flood);
-    (read.unwrap(), written.unwrap());
+    read.unwrap();
+    written.unwrap();
     assert_eq!(answers.matches("HTTP/1.1 404 ").count(), 1000);
     let records = app.stop().await;
     assert_eq!(verify::verify(&log, None).unwrap().refused, 1000);
