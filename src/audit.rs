@@ -73,7 +73,7 @@ pub enum Durability {
 /// Why a log cannot be opened, written or proved.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("audit log `{}`: {source}", path.display())]
+    #[error("cannot use audit log `{}`", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error("audit log `{}` is not a regular file; name a file on a disk", path.display())]
     NotAFile { path: PathBuf },
@@ -101,7 +101,7 @@ pub enum Error {
     Random,
     #[error("no checkpoint was signed by `{key}`, so nothing proves who wrote this log")]
     Unsigned { key: PublicKey },
-    #[error("the audit log cannot be written: {0}")]
+    #[error("the audit log cannot be written")]
     Write(#[source] io::Error),
     #[error("the audit log cannot be synced to disk; nothing is admitted until a restart")]
     Sync,

@@ -87,6 +87,13 @@ fn a_key_that_is_none_is_explained() {
 }
 
 #[test]
+fn a_file_that_cannot_be_read_is_named_with_the_reason_once() {
+    let command = Command::Verify { file: "/nowhere/audit.jsonl".into(), public_key: None };
+    let error = run(&command, &mut vec![]).unwrap_err();
+    insta::assert_snapshot!(format!("{error:#}"), @"cannot use audit log `/nowhere/audit.jsonl`: No such file or directory (os error 2)");
+}
+
+#[test]
 fn show_prints_a_row_for_each_record() {
     let place = whole_run();
     {
