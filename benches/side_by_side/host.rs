@@ -32,10 +32,15 @@ pub(crate) fn socket(dir: &Path, run: usize) -> PathBuf {
     dir.join(format!("{run}/llm.sock"))
 }
 
+/// Which runs have an audit log: every one, or every `stride`th where few files may be open.
+pub(crate) fn audited(runs: usize, stride: usize) -> Result<usize> {
+    Ok(if 2 * runs + SPARE <= meter::allowed_files()? { 1 } else { stride })
+}
+
 /// Serves `runs` sockets in `dir` in front of the provider on `port`, until stdin is closed. One run
 /// in `stride` will stream.
 pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result<()> {
-    let audited = if 2 * runs + SPARE <= meter::allowed_files()? { 1 } else { stride };
+    let audited = audited(runs, stride)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let tasks = Drain::default();

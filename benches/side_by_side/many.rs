@@ -47,7 +47,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for value in idle(scale, &provider)?.into_iter().chain(streaming(scale, &provider)?) {
         table.record(Subject::Ours, value);
     }
-    Ok(writeln!(io::stdout(), "\n{}", table.render(&[Subject::Ours]))?)
+    writeln!(io::stdout(), "\n{}", table.render(&[Subject::Ours]))?;
+    let every = host::audited(scale.runs, scale.stride())?;
+    writeln!(io::stdout(), "Run number 0, {every}, {} … have an audit log.", 2 * every)?;
+    Ok(())
 }
 
 /// Nothing happens on any socket.

@@ -81,15 +81,20 @@ impl Table {
         for subject in subjects {
             let _infallible = write!(text, " {} |", subject.name());
         }
-        text.push_str(" ours / best nginx |\n|---|");
-        text.push_str(&"---:|".repeat(subjects.len() + 1));
+        let compares = subjects.contains(&Subject::Ours) && subjects.iter().any(|s| s.is_nginx());
+        text.push_str(if compares { " ours / best nginx |" } else { "" });
+        text.push_str("\n|---|");
+        text.push_str(&"---:|".repeat(subjects.len() + usize::from(compares)));
         for row in &self.rows {
             let _infallible = write!(text, "\n| {} |", row.name);
             for subject in subjects {
                 let cell = row.values.get(subject.name()).map_or("–".to_owned(), |all| cell(all));
                 let _infallible = write!(text, " {cell} |");
             }
-            let _infallible = write!(text, " {} |", row.ratio(subjects).unwrap_or("–".to_owned()));
+            if compares {
+                let ratio = row.ratio(subjects).unwrap_or("–".to_owned());
+                let _infallible = write!(text, " {ratio} |");
+            }
         }
         text.push('\n');
         text
