@@ -72,9 +72,9 @@ pub(crate) fn run(
             is_open = true;
             edge()?;
         }
-        if now >= closes {
+        // On a machine that is busy with other things, the window waits for something to show.
+        if now >= closes && took.len() >= load.clients {
             edge()?;
-            ensure!(!took.is_empty(), "no answer within the window");
             return Ok(took);
         }
     }
