@@ -45,8 +45,20 @@ impl<'a> Printable<'a> {
 }
 
 fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"._:/@+,-".contains(&byte)
+    PLAIN[usize::from(byte)]
 }
+
+/// What goes as it is: one look-up a byte, where a line has some two hundred.
+const PLAIN: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte: u8 = 0;
+    while byte < 128 {
+        let is_mark = matches!(byte, b'.' | b'_' | b':' | b'/' | b'@' | b'+' | b',' | b'-');
+        table[byte as usize] = byte.is_ascii_alphanumeric() || is_mark;
+        byte += 1;
+    }
+    table
+};
 
 /// Upper-case hexadecimal digits of every byte.
 const HEX: [[u8; 2]; 256] = {
