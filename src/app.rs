@@ -162,28 +162,29 @@ impl App {
     fn start_chores(&mut self) {
         let (run, access_log, metrics) =
             (Arc::clone(&self.run), self.access_log(), Arc::clone(&self.metrics));
+        let (flushed, closing) = (Arc::clone(&run), self.tasks.closing().clone());
+        self.tasks.spawn(async move {
+            let flush = async {
+                loop {
+                    flushed.audit.unflushed().await;
+                    tokio::time::sleep(FLUSH_INTERVAL).await;
+                    flushed.audit.flush();
+                }
+            };
+            closing.run_until_cancelled(flush).await;
+        });
+        let Some(listener) = self.metrics_listener.take() else { return };
         let metered = metrics.run(&run.identity.run, &run.ledger);
+        let scrape = move || {
+            metered.audit_lag(&run.audit.lag());
+            metrics.access_log_lost(access_log.lost());
+            metrics.sweep(Instant::now());
+            metrics.render()
+        };
         let closing = self.tasks.closing().clone();
         self.tasks.spawn(async move {
-            let mut ticks = tokio::time::interval(FLUSH_INTERVAL);
-            while closing.run_until_cancelled(ticks.tick()).await.is_some() {
-                metered.audit_lag(&run.audit.lag());
-                run.audit.flush();
-                metrics.access_log_lost(access_log.lost());
-                metrics.sweep(Instant::now());
-            }
+            crate::base::metrics::serve(listener, scrape, closing.cancelled()).await;
         });
-        if let Some(listener) = self.metrics_listener.take() {
-            let (metrics, closing) = (Arc::clone(&self.metrics), self.tasks.closing().clone());
-            self.tasks.spawn(async move {
-                crate::base::metrics::serve(
-                    listener,
-                    move || metrics.render(),
-                    closing.cancelled(),
-                )
-                .await;
-            });
-        }
     }
 }
 

@@ -17,6 +17,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
+
 use super::chain::{Chain, Head, MAX_UNSETTLED};
 use super::clock::Clock;
 use super::file::Tail;
@@ -57,6 +59,8 @@ pub struct Lag {
 
 struct Open {
     state: Mutex<State>,
+    /// Told of every record that is only buffered, and of what a flush had to leave.
+    unflushed: Notify,
     syncer: Option<Syncer>,
     durability: Durability,
 }
@@ -101,7 +105,9 @@ impl Log {
         state.checkpoint_every = config.checkpoint_every;
         state.write().map_err(failed)?;
         let syncer = start_syncer(config, path, file).map_err(failed)?;
-        let open = Open { state: Mutex::new(state), syncer, durability: config.durability };
+        let unflushed = Notify::new();
+        let durability = config.durability;
+        let open = Open { state: Mutex::new(state), unflushed, syncer, durability };
         Ok((Self(Some(open)), recovered))
     }
 
@@ -128,6 +134,7 @@ impl Log {
     pub fn settled(&self, record: &Settled<'_>) {
         if let Some(open) = &self.0 {
             open.state().settle(record);
+            open.unflushed.notify_one();
         }
     }
 
@@ -139,6 +146,16 @@ impl Log {
             if state.refusals.count(record) {
                 state.append(record);
             }
+            drop(state);
+            open.unflushed.notify_one();
+        }
+    }
+
+    /// Waits until there is something to flush, so that an idle run wakes nobody.
+    pub async fn unflushed(&self) {
+        match &self.0 {
+            Some(open) => open.unflushed.notified().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -185,11 +202,16 @@ impl Open {
     fn flush(&self, all: bool) {
         let mut state = self.state();
         state.record_refusals(all);
+        if state.refusals.is_counting() {
+            self.unflushed.notify_one();
+        }
         if state.lines.is_empty() {
             return;
         }
         // `State::write` has said so where it changed, and the next flush tries again.
-        let _ = state.write();
+        if state.write().is_err() {
+            self.unflushed.notify_one();
+        }
         let end = state.tail.len();
         drop(state);
         self.written(end);
@@ -386,6 +408,7 @@ mod tests {
         let unsyncable = File::options().write(true).open("/dev/null").unwrap();
         let log = Log(Some(Open {
             state: Mutex::new(state),
+            unflushed: Notify::new(),
             syncer: Some(Syncer::start(Arc::new(unsyncable), Duration::ZERO).unwrap()),
             durability: Durability::Fsync,
         }));

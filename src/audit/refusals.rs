@@ -48,6 +48,11 @@ impl Refusals {
         })
     }
 
+    /// Whether something was counted that is not recorded yet.
+    pub(super) fn is_counting(&self) -> bool {
+        self.0.iter().any(|count| count.repeats > 0)
+    }
+
     fn entry(&mut self, code: &'static str) -> &mut Count {
         let known = self.0.iter().position(|count| count.code == code);
         let at = known.unwrap_or_else(|| {

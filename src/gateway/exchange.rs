@@ -57,6 +57,8 @@ pub struct Exchange {
 enum Stage {
     /// Nothing is reserved; ending here is a refusal or an answer of our own.
     Arrived,
+    /// Being written down. Ending here gives the reservation back: the log settles the record itself.
+    Admitting(Reservation),
     /// Written down and reserved for; ending here must settle.
     Admitted(Reservation),
     /// Written down, but given back, since it never reached the upstream.
@@ -114,8 +116,7 @@ impl Exchange {
         let gateway = Arc::clone(&self.gateway);
         let reservation = gateway.run.ledger.reserve(&ask)?;
         let reserved = reservation.granted();
-        // From here on a drop settles: the record may be on disk before the wait for it is over.
-        self.stage = Stage::Admitted(reservation);
+        self.stage = Stage::Admitting(reservation);
         let record = Admitted {
             request: self.id.as_str(),
             route: route.name(),
@@ -124,12 +125,15 @@ impl Exchange {
             request_bytes: self.request_bytes,
             reserved,
         };
-        if let Err(error) = gateway.run.audit.admitted(&record).await {
-            if let Stage::Admitted(reservation) = std::mem::replace(&mut self.stage, Stage::Arrived)
-            {
-                reservation.release();
+        let admitted = gateway.run.audit.admitted(&record).await;
+        if let Stage::Admitting(reservation) = std::mem::replace(&mut self.stage, Stage::Arrived) {
+            match admitted {
+                Ok(()) => self.stage = Stage::Admitted(reservation),
+                Err(error) => {
+                    reservation.release();
+                    return Err(error.into());
+                }
             }
-            return Err(error.into());
         }
         gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
         self.is_stream = call.stream;
@@ -323,6 +327,11 @@ impl Drop for Exchange {
         let usage = match std::mem::replace(&mut self.stage, Stage::Answered) {
             Stage::Arrived => {
                 self.refuse(self.code.unwrap_or("client_gone"));
+                None
+            }
+            Stage::Admitting(reservation) => {
+                reservation.release();
+                self.refuse("client_gone");
                 None
             }
             Stage::Answered => {
