@@ -178,12 +178,9 @@ fn no_path_beside_the_listed_ones_reaches_the_upstream() {
         "/v1/chat%2fcompletions",
         "//v1/chat/completions",
     ] {
-        let reply = deployment.curl(&[
-            "--path-as-is",
-            &format!("http://localhost:8080{target}"),
-            "--json",
-            "{}",
-        ]);
+        let url = format!("http://localhost:8080{target}");
+        let post = ["--path-as-is", &url, "--data", "{}"];
+        let reply = deployment.curl(&[&post, &deployment::JSON[..]].concat());
         assert!(matches!(reply.status, 400 | 403 | 404), "{target}: {}", reply.status);
     }
     let wrong_method = deployment.curl(&["-X", "DELETE", "http://localhost:8080/v1/models"]);

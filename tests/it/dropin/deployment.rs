@@ -103,7 +103,7 @@ impl Deployment {
     /// A chat completion, with the agent's own headers beside the usual ones.
     pub(super) fn complete(&self, model: &str, stream: bool, headers: &[&str]) -> Reply {
         let body = chat(model, stream);
-        let mut arguments = vec![CHAT, "--json", &body];
+        let mut arguments = [&[CHAT, "--data", &body], &JSON[..]].concat();
         for header in headers {
             arguments.extend(["--header", header]);
         }
@@ -112,8 +112,9 @@ impl Deployment {
 
     /// A streamed chat completion, read line by line.
     pub(super) fn stream(&self, model: &str) -> Live {
-        self.agent
-            .exec_live(&[&CURL[..], &["--no-buffer", CHAT, "--json", &chat(model, true)]].concat())
+        let body = chat(model, true);
+        let request = [&["--no-buffer", CHAT, "--data", &body], &JSON[..]].concat();
+        self.agent.exec_live(&[&CURL[..], &request].concat())
     }
 
     /// Tells the proxy to drain, in its own language: nginx's image asks for SIGQUIT.
@@ -289,6 +290,8 @@ impl Seen {
     }
 }
 
+/// curl's own `--json` is younger than the curl of some machines that are still in use.
+pub(super) const JSON: [&str; 2] = ["--header", "content-type: application/json"];
 const CHAT: &str = "http://localhost:8080/v1/chat/completions";
 
 /// The bound is only there so that a test that hangs ends; nothing here takes a second.

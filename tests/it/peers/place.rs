@@ -66,7 +66,10 @@ impl Place {
         let messages = json!([{ "role": "user", "content": "hello" }]);
         let body = json!({ "model": model, "stream": stream, "messages": messages }).to_string();
         let url = "http://localhost/v1/chat/completions";
-        let arguments = through(&self.socket(), &["--include", url, "--json", &body]);
+        let arguments = through(
+            &self.socket(),
+            &["--include", url, "--header", "content-type: application/json", "--data", &body],
+        );
         let answer = output(Command::new("curl").args(&arguments));
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert_eq!(answer.ends_with("data: [DONE]\n\n"), stream, "{answer}");
