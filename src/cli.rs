@@ -15,7 +15,8 @@ use tracing_subscriber::EnvFilter;
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
-    start_log();
+    // The demo tells its own story; only what goes wrong may interrupt it.
+    start_log(if matches.subcommand_matches("demo").is_some() { "warn" } else { "info" });
     let done = run(&matches, &mut io::stdout().lock());
     done.unwrap_or_else(|error| {
         let _ = writeln!(io::stderr(), "error: {error:#}");
@@ -58,8 +59,8 @@ fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 }
 
 /// Our own log goes to stderr: readable on a terminal, JSON for machines if `LOG_FORMAT=json`.
-fn start_log() {
-    let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+fn start_log(level: &str) {
+    let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     if std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json") {
         log.json().init();

@@ -5,9 +5,10 @@ mod stream;
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, ReadBuf};
 
 pub use listener::{Acceptor, Error, Listener, Permissions};
 pub use stream::Stream;
@@ -23,8 +24,26 @@ fn register<S: Socket>(socket: S, interest: Interest) -> io::Result<AsyncFd<S>> 
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
+/// Reads once into what is free of a buffer, and says how much.
+///
+/// Clearing the buffer first, as safe code must, would touch all of it: 8 KiB of memory for each open
+/// stream, most of which never see a byte.
+#[expect(
+    unsafe_code,
+    reason = "tokio's buffer takes what is read into uninitialised memory only so"
+)]
+fn read(socket: &UnixStream, buffer: &mut ReadBuf<'_>) -> io::Result<usize> {
+    // SAFETY: the system call only ever writes to the memory that it is given.
+    let free = unsafe { buffer.unfilled_mut() };
+    let length = rustix::io::read(socket, free)?.0.len();
+    // SAFETY: the system call has initialised the first `length` bytes of what is free.
+    unsafe { buffer.assume_init(length) };
+    buffer.advance(length);
+    Ok(length)
+}
+
 /// Sockets that own their descriptor.
 trait Socket: AsRawFd {}
 
-impl Socket for std::os::unix::net::UnixListener {}
-impl Socket for std::os::unix::net::UnixStream {}
+impl Socket for UnixListener {}
+impl Socket for UnixStream {}

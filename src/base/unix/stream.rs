@@ -4,7 +4,7 @@
 //! raises a "writable" edge and wakes the task for nothing: 3.9 system calls per piece became 3.1.
 //! Interest in writing is registered while a write is blocked, and no longer.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::time::Sleep;
 
-use super::register;
+use super::{read, register};
 
 /// A unix stream that gives up on a peer which reads nothing for too long.
 pub struct Stream {
@@ -110,15 +110,13 @@ impl AsyncRead for Stream {
     ) -> Poll<io::Result<()>> {
         loop {
             let mut guard = ready!(self.socket.poll_read_ready(cx))?;
-            let wanted = buf.remaining().min(MAX_READ_BYTES);
-            let target = buf.initialize_unfilled_to(wanted);
-            match self.socket.get_ref().read(target) {
+            let wanted = buf.remaining();
+            match read(self.socket.get_ref(), buf) {
                 Ok(length) => {
                     // A short read has emptied the socket, so the next one would only say so.
                     if length > 0 && length < wanted {
                         guard.clear_ready();
                     }
-                    buf.advance(length);
                     return Poll::Ready(Ok(()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
@@ -161,6 +159,3 @@ impl AsyncWrite for Stream {
 
 /// How a connection with HTTP/2 prior knowledge begins (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// The buffer must be zeroed before a safe read, so a read never asks for more than it is likely to get.
-const MAX_READ_BYTES: usize = 64 * 1024;
