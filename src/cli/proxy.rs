@@ -69,4 +69,5 @@ a secret is given as a variable or as the path of its file.
 
 Example:
   RUN_ID=run-1 BILLING_ACCOUNT_ID=acct-1 LITELLM_MASTER_KEY_FILE=/run/secrets/litellm \\
-  cogni-gateway proxy --litellm-host litellm:4000 --max-turns 50 --audit-log-path /var/log/run-1.jsonl";
+  cogni-gateway proxy --litellm-host litellm:4000 --max-turns 50 \\
+    --audit-log-path /var/log/run-1.jsonl";

@@ -1,6 +1,7 @@
 //! The data plane, from socket to socket.
 
 mod budget;
+mod cost;
 mod faults;
 mod headers;
 mod leaving;

@@ -9,6 +9,9 @@
 mod access_log;
 mod audit;
 mod body;
+mod budget;
+mod cli;
+mod config;
 mod dropin;
 mod examples;
 mod gateway;

@@ -42,11 +42,24 @@ impl Process {
         String::from_utf8_lossy(&fs::read(self.output.path()).unwrap()).into_owned()
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal: `TERM`, `KILL`.
+    pub(crate) fn signal(&self, name: &str) {
+        let (signal, pid) = (format!("-{name}"), self.id().to_string());
+        assert!(Command::new("kill").args([&signal, &pid]).status().unwrap().success());
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
     /// Asks it to end, and waits until it has.
     pub(crate) fn terminate(&mut self) -> ExitStatus {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        self.child.wait().unwrap()
+        self.signal("TERM");
+        self.wait()
     }
 }
 

@@ -1,0 +1,103 @@
+//! What a call costs the gateway itself: memory of its future, and allocations.
+
+use std::future::Future;
+use std::sync::{Arc, mpsc};
+
+use cogni_gateway::app::App;
+use cogni_gateway::gateway::{Gateway, handle};
+use http::Request;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::allocations;
+use crate::support::app::configuration;
+use crate::support::client::Client;
+use crate::support::provider;
+
+/// G14: the pipeline's state is part of every connection's task.
+#[test]
+fn the_future_of_a_call_is_at_most_4_kib() {
+    let size = size_of_future(handle);
+    assert!(size <= 4096, "{size} bytes");
+}
+
+/// G14: a call allocates a fixed number of times, hyper's part of it included.
+#[test]
+fn a_unary_call_allocates_a_bounded_number_of_times() {
+    let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
+    let (few, many) = (allocated(&call, 20), allocated(&call, 120));
+    let each = (many - few) / 100;
+    assert!(each <= MOST_PER_CALL, "{each} allocations a call");
+}
+
+/// G7: a frame is one buffer and what the observer keeps of it, which is nothing.
+#[test]
+fn a_frame_allocates_a_bounded_number_of_times() {
+    let stream = |chunks: u32| {
+        let model = format!("fake/chunks={chunks}");
+        json!({"model": model, "stream": true, "max_tokens": 5, "messages": []})
+    };
+    let (few, many) = (allocated(&stream(100), 1), allocated(&stream(2100), 1));
+    let each = (many - few).div_ceil(2000);
+    assert!(each <= MOST_PER_FRAME, "{each} allocations a frame");
+}
+
+/// Allocations of a whole gateway that serves so many such calls, and of nothing else: provider and
+/// client have a thread of their own.
+fn allocated(body: &Value, calls: u32) -> u64 {
+    let (place, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    let (ready, upstream) = mpsc::channel();
+    let (serving, begin) = mpsc::channel::<()>();
+    let socket = place.path().join("llm.sock");
+    let clients = {
+        let stop = stop.clone();
+        move || {
+            runtime().block_on(async {
+                let upstream = provider::start("").await;
+                ready.send(upstream.addr).unwrap();
+                begin.recv().unwrap();
+                let client = Client::new(&socket);
+                for _ in 0..calls {
+                    assert_eq!(client.post("/v1/messages", body).await.status, 200);
+                }
+                stop.cancel();
+            });
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(clients);
+        count(&place, upstream.recv().unwrap(), &stop, &serving)
+    })
+}
+
+fn count(
+    place: &TempDir,
+    upstream: std::net::SocketAddr,
+    stop: &CancellationToken,
+    serving: &mpsc::Sender<()>,
+) -> u64 {
+    let runtime = runtime();
+    let app =
+        runtime.block_on(async { App::build(configuration(place.path(), upstream)) }).unwrap();
+    serving.send(()).unwrap();
+    allocations::count(|| runtime.block_on(app.serve(stop.clone())).unwrap())
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn size_of_future<F, R>(_: F) -> usize
+where
+    F: Fn(Arc<Gateway>, Request<Incoming>) -> R,
+    R: Future,
+{
+    size_of::<R>()
+}
+
+/// Measured: 38, of which most set up and end the connection that each call comes on.
+const MOST_PER_CALL: u64 = 50;
+/// Measured: at most 1, the frame itself.
+const MOST_PER_FRAME: u64 = 2;
