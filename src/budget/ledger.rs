@@ -35,6 +35,8 @@ pub struct Ask {
     pub input: Tokens,
     /// What the client allows the model to write; `None` where it set no limit.
     pub output: Option<Tokens>,
+    /// How many answers the model writes; 0 is as good as 1.
+    pub choices: u32,
 }
 
 /// Why a call may not begin.
@@ -170,7 +172,7 @@ impl Ledger {
         let turns = u64::from(ask.is_turn);
         check_turns(max_turns, state, turns)?;
         let wanted_output = match (ask.is_turn, ask.output) {
-            (true, None) => DEFAULT_OUTPUT,
+            (true, None) => Tokens(DEFAULT_OUTPUT.0.saturating_mul(ask.choices.max(1).into())),
             (_, asked) => asked.unwrap_or_default(),
         };
         let least_output = Tokens(u64::from(ask.is_turn)).min(wanted_output);
@@ -263,6 +265,6 @@ fn free(
     Ok(limit.saturating_sub(spent + reserved))
 }
 
-/// Reserved for an answer whose client set no limit: the default of common clients, and what is
+/// Reserved for each answer whose client set no limit: the default of common clients, and what is
 /// left where that is less.
 const DEFAULT_OUTPUT: Tokens = Tokens(4096);

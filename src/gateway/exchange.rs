@@ -112,6 +112,7 @@ impl Exchange {
             is_turn: route.is_turn(),
             input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
             output: call.output(),
+            choices: call.choices,
         };
         let gateway = Arc::clone(&self.gateway);
         let reservation = gateway.run.ledger.reserve(&ask)?;

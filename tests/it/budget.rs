@@ -90,8 +90,16 @@ fn an_overrun_is_charged_in_full_and_stops_the_run() {
 fn an_answer_is_granted_what_is_left() {
     let limits = Limits { max_total_tokens: Some(Tokens(100)), ..Limits::default() };
     let ledger = ledger(&limits);
-    let ask = Ask { is_turn: true, input: Tokens(30), output: None };
+    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 1 };
     assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(70));
+}
+
+/// G9: many answers reserve for each of them, so that `n: 50` is no way round the budget.
+#[test]
+fn each_answer_without_a_limit_is_reserved_for() {
+    let ledger = ledger(&Limits::default());
+    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 50 };
+    assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(50 * 4096));
 }
 
 /// G9: a call refused for the rate of requests has not used up the minute's tokens.
@@ -158,7 +166,7 @@ fn ledger(limits: &Limits) -> Arc<Ledger> {
 }
 
 fn turn(output: u64) -> Ask {
-    Ask { is_turn: true, input: Tokens(0), output: Some(Tokens(output)) }
+    Ask { is_turn: true, input: Tokens(0), output: Some(Tokens(output)), choices: 1 }
 }
 
 fn is_within(limits: &Limits, held: Amount, open_before: usize) -> bool {
@@ -202,6 +210,7 @@ fn steps() -> impl Strategy<Value = Step> {
         is_turn,
         input: Tokens(input),
         output,
+        choices: 1,
     });
     prop_oneof![
         3 => asks.prop_map(Step::Reserve),

@@ -388,7 +388,7 @@ pub(crate) fn a_busy_morning(metrics: &Metrics) -> Busy {
     let model = run.model("gpt-5-mini");
     let usage = Usage { cache_read: Tokens(1000), reasoning: Tokens(64), ..usage(1200, 180) };
 
-    let ask = Ask { is_turn: true, input: Tokens(1000), output: Some(Tokens(500)) };
+    let ask = Ask { is_turn: true, input: Tokens(1000), output: Some(Tokens(500)), choices: 1 };
     let _charge = budget.reserve(&ask).unwrap().settle(&usage);
     run.audit_lag(&Lag { records: 2, bytes: 640, failing: false });
     model.first_byte(Duration::from_millis(450));
