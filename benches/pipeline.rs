@@ -1,0 +1,137 @@
+//! What one call costs: its head alone, and the whole exchange from socket to socket.
+//!
+//! The exchange runs in one thread with its client and its provider, so what it shows is the sum of
+//! all three; `side_by_side` tells them apart. Audit log, budget, metrics and access log are on.
+
+use std::hint::black_box;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use cogni_gateway::app::App;
+use cogni_gateway::base::drain::Drain;
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::config::Config;
+use cogni_gateway::gateway::access_log::Destination;
+use cogni_gateway::gateway::headers::{self, Outgoing, Overwrites};
+use cogni_gateway::gateway::protocol::Route;
+use cogni_gateway::gateway::request;
+use cogni_gateway::provider::Provider;
+use cogni_gateway::run::RequestId;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+type Body = Full<bytes::Bytes>;
+
+fn head(criterion: &mut Criterion) {
+    let config = configuration(Path::new("."), SocketAddr::from((Ipv4Addr::LOCALHOST, 4000)));
+    let policy = &config.policy.headers;
+    let overwrites = Overwrites::new(&config.upstream, &config.identity, policy);
+    let overwrites = Arc::new(overwrites.expect("a valid identity"));
+    let request = request(&"x".repeat(2048), false);
+    let mut group = criterion.benchmark_group("head");
+    group.bench_function("route", |bencher| {
+        bencher.iter(|| request::route(black_box(&request)).is_ok());
+    });
+    group.bench_function("header policy", |bencher| {
+        bencher.iter(|| {
+            let id = RequestId::new();
+            let head =
+                Outgoing::new(Route::ChatCompletions, &request, policy, overwrites.clone(), &id);
+            head.http1(black_box(2048))
+        });
+    });
+    group.bench_function("response policy", |bencher| {
+        let answered =
+            [("content-type", "application/json"), ("x-litellm-response-cost", "2.5e-05")];
+        let answered = answered.map(|(name, value)| {
+            (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
+        });
+        bencher.iter(|| headers::to_client(&mut answered.iter().cloned().collect(), policy));
+    });
+    group.finish();
+}
+
+fn exchange(criterion: &mut Criterion) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let mut client = runtime.block_on(start(directory.path()));
+    let mut group = criterion.benchmark_group("exchange");
+    for (name, size) in
+        [("unary 2 KB", 2 << 10), ("unary 100 KB", 100 << 10), ("unary 1 MB", 1 << 20)]
+    {
+        let prompt = "x".repeat(size);
+        group.throughput(Throughput::Bytes(size as u64));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| call(&runtime, &mut client, request(&prompt, false)));
+        });
+    }
+    group.throughput(Throughput::Elements(STREAM_CHUNKS));
+    group.bench_function("stream of 100 chunks", |bencher| {
+        bencher.iter(|| call(&runtime, &mut client, request("hello", true)));
+    });
+    group.finish();
+}
+
+/// A provider, a gateway and a client's connection, all on the current runtime.
+async fn start(directory: &Path) -> SendRequest<Body> {
+    let script = format!("chunks={STREAM_CHUNKS}").parse().expect("a valid script");
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let provider = Provider::bind(address, script).await.expect("a free port");
+    let app = App::build(configuration(directory, provider.addr())).expect("a valid configuration");
+    let socket = UnixStream::connect(app.socket()).await.expect("a bound socket");
+    let tasks = Drain::default();
+    tasks.spawn(provider.serve(CancellationToken::new()));
+    tasks.spawn(async move { app.serve(CancellationToken::new()).await.expect("a served socket") });
+    let (client, connection) = http1::handshake(TokioIo::new(socket)).await.expect("a connection");
+    tasks.spawn(async move { drop(connection.await) });
+    client
+}
+
+fn call(runtime: &Runtime, client: &mut SendRequest<Body>, request: Request<Body>) -> usize {
+    runtime.block_on(async {
+        client.ready().await.expect("an open connection");
+        let response = client.send_request(request).await.expect("a response");
+        assert_eq!(response.status(), 200);
+        response.into_body().collect().await.expect("a whole body").to_bytes().len()
+    })
+}
+
+fn request(prompt: &str, is_stream: bool) -> Request<Body> {
+    let messages = json!([{"role": "user", "content": prompt}]);
+    let body = json!({"model": "fake", "stream": is_stream, "messages": messages});
+    Request::post("/v1/chat/completions")
+        .header("host", "localhost")
+        .header("content-type", "application/json")
+        .header("accept", "application/json")
+        .header("authorization", "Bearer placeholder")
+        .header("user-agent", "OpenAI/Python 3.54.0")
+        .body(Full::from(body.to_string()))
+        .expect("a valid request")
+}
+
+fn configuration(directory: &Path, upstream: SocketAddr) -> Config {
+    let mut config = Config::default();
+    "bench".clone_into(&mut config.identity.run);
+    "acct-1".clone_into(&mut config.identity.account);
+    config.listen.socket_path = directory.join("llm.sock");
+    config.upstream.url = upstream.to_string().parse().expect("an address is a target");
+    config.upstream.api_key = Secret::new("sk-bench");
+    config.budget.max_turns = Some(u64::MAX);
+    config.audit.path = Some(directory.join("audit.jsonl"));
+    config.access_log = Destination::File(directory.join("access.log"));
+    config
+}
+
+const STREAM_CHUNKS: u64 = 100;
+
+criterion_group!(benches, head, exchange);
+criterion_main!(benches);
