@@ -1,7 +1,7 @@
 //! Accepts connections on one run's socket, serves them, and drains them at shutdown.
 
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
+use super::metrics::Refused;
 use super::{Gateway, handle};
 use crate::base::drain::Drain;
 use crate::base::unix::{Acceptor, Stream};
@@ -22,7 +23,7 @@ use crate::base::unix::{Acceptor, Stream};
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Open at the same time, on each worker; further ones wait to be accepted.
+    /// Open at the same time, on each worker; further ones are answered with 503 and closed.
     pub max_connections: usize,
     /// How long a client may take to send the head of a request.
     #[serde(with = "humantime_serde")]
@@ -57,9 +58,11 @@ pub async fn serve(
     let acceptor = Acceptor::new(listener)?;
     let slots = Arc::new(Semaphore::new(config.max_connections));
     let tasks = gateway.tasks.clone();
-    while let Some((stream, slot)) =
-        tasks.closing().run_until_cancelled(accept(&acceptor, &slots)).await
-    {
+    while let Some(stream) = tasks.closing().run_until_cancelled(acceptor.accept()).await {
+        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+            turn_away(&stream, &gateway);
+            continue;
+        };
         let (gateway, config) = (Arc::clone(&gateway), Arc::clone(&config));
         tasks.spawn(async move {
             if let Err(error) = connection(stream, gateway, &config).await {
@@ -71,10 +74,11 @@ pub async fn serve(
     Ok(())
 }
 
-/// The next connection, once there is room for one more.
-async fn accept(acceptor: &Acceptor, slots: &Arc<Semaphore>) -> (UnixStream, OwnedSemaphorePermit) {
-    let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore is never closed");
-    (acceptor.accept().await, slot)
+/// Overload answers: who waits without knowing why hangs, who is told tries again.
+fn turn_away(mut stream: &UnixStream, gateway: &Gateway) {
+    // A new connection has room for these few bytes, or a peer that has left already.
+    let _ = stream.write(OVERLOADED);
+    gateway.metrics.refused(&Refused { route: None, code: "too_many_connections", status: 503 });
 }
 
 async fn connection(
@@ -155,3 +159,11 @@ const MIN_BUFFER_BYTES: usize = 8192;
 
 /// hyper's default for HTTP/1.1 is bounded by the buffer; this is the same bound for HTTP/2.
 const MAX_HTTP2_HEAD_BYTES: u32 = 64 * 1024;
+
+/// The answer to a connection too many, whatever it was going to ask.
+const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+    content-type: application/json\r\n\
+    content-length: 32\r\n\
+    retry-after: 1\r\n\
+    connection: close\r\n\r\n\
+    {\"error\":\"too_many_connections\"}";
