@@ -344,6 +344,18 @@ fn an_observer_is_small() {
     assert!(size_of::<Observer>() <= 192, "{} bytes", size_of::<Observer>());
 }
 
+/// G7: what is decided by its beginning is decided alike however it is split, if only by keeping an
+/// oddity that a client would ignore. Found by the property below.
+#[test]
+fn an_event_that_begins_with_other_choices_goes_on() {
+    let stream =
+        b"\xef\xbb\xbf\xef\xbb\xbfdata: {\"choices\":[{}]}\ndata:{\"choices\":[],\"usage\":{}}\n\n";
+    for cut in 0..stream.len() {
+        let reading = Reading::of(hidden(Route::ChatCompletions), stream, [cut]);
+        assert_eq!(reading.passed, stream, "cut at {cut}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 

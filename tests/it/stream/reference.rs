@@ -39,7 +39,7 @@ pub(super) fn read(route: Route, hides: bool, stream: &[u8]) -> Expected {
             }
         }
         let is_usage_chunk = dispatch(&event).is_some_and(|(name, data)| model.hear(&name, &data));
-        if !(hides && is_usage_chunk) {
+        if !(hides && is_usage_chunk && begins_without_choices(&event)) {
             passed.extend(event.iter().flat_map(|line| line.whole));
         }
     }
@@ -70,6 +70,16 @@ fn lines(mut text: &[u8]) -> Vec<Line<'_>> {
         text = &text[ended..];
     }
     lines
+}
+
+/// Whether the first choices in the event, if only in a line that is no field, are none: by those the
+/// filter decides, because what begins otherwise has gone on before the event has ended.
+fn begins_without_choices(event: &[Line<'_>]) -> bool {
+    let bytes: Vec<u8> = event.iter().flat_map(|line| line.whole).copied().collect();
+    let key = b"\"choices\"";
+    let Some(at) = bytes.windows(key.len()).position(|window| window == key) else { return true };
+    let rest = bytes[at + key.len()..].iter().filter(|byte| !byte.is_ascii_whitespace());
+    rest.take(3).eq(b":[]")
 }
 
 /// The event's name and data.
