@@ -72,7 +72,7 @@ async fn tell(agent: &Agent, out: &mut impl Write) -> anyhow::Result<()> {
 
     heading(out, "2. A stream; each frame is passed on when it arrives")?;
     let answer = agent
-        .call(&json!({"model": "demo/interval=40ms", "stream": true, "messages": []}), &[])
+        .call(&json!({"model": "fake/interval=40ms", "stream": true, "messages": []}), &[])
         .await?;
     for (after, frame) in &answer.frames {
         writeln!(out, "  {:>4} ms  {}", after.as_millis(), excerpt(frame))?;
