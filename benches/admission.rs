@@ -4,10 +4,8 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
-use cogni_gateway::gateway::body::{Call, Policy, admit};
-use cogni_gateway::gateway::json::{Limits, Scanner};
-use cogni_gateway::gateway::protocol::Route;
-use cogni_gateway::gateway::rope::Rope;
+use cogni_gateway::body::{Call, Policy, Reader, admit};
+use cogni_gateway::protocol::Route;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 /// What the messages of a request are made of, from easy to hard to read.
@@ -48,14 +46,11 @@ fn admission(c: &mut Criterion) {
 }
 
 fn admitted(frames: &[Bytes]) -> Call {
-    let mut scanner = Scanner::new(Limits::default());
-    let mut rope = Rope::default();
+    let mut reader = Reader::new(Route::ChatCompletions);
     for frame in frames {
-        scanner.feed(frame).unwrap();
-        rope.push(frame.clone());
+        reader.push(frame.clone()).unwrap();
     }
-    let document = scanner.finish().unwrap();
-    admit(Route::ChatCompletions, &Policy::default(), rope, &document).unwrap()
+    admit(&Policy::default(), reader.finish().unwrap()).unwrap()
 }
 
 /// One long prompt.

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use cogni_gateway::audit::chain::{Chain, Head};
 use cogni_gateway::audit::record::{Admitted, Outcome, Settled, Started};
 use cogni_gateway::audit::{Config, Durability, Log};
-use cogni_gateway::budget::{Amount, Source, Tokens, Usage};
+use cogni_gateway::budget::{Amount, Nanodollars, Source, Tokens, Usage};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 fn call(c: &mut Criterion) {
@@ -120,6 +120,7 @@ fn started() -> Started {
         account: "acct-1".into(),
         version: "0.1.0".into(),
         policy: "9f86d081884c7d65".into(),
+        prices: "8d969eef6ecad3c2".into(),
     }
 }
 
@@ -128,9 +129,16 @@ fn admitted() -> Admitted<'static> {
         request: REQUEST,
         route: "chat_completions",
         model: Some("claude-sonnet-4-5"),
+        rules: &[],
         stream: true,
         request_bytes: 2048,
-        reserved: Amount { turns: 1, input: Tokens(612), output: Tokens(4096) },
+        pid: None,
+        reserved: Amount {
+            turns: 1,
+            input: Tokens(612),
+            output: Tokens(4096),
+            cost: Nanodollars(98_304_000),
+        },
     }
 }
 
@@ -147,7 +155,12 @@ fn settled() -> Settled<'static> {
         status: 200,
         code: None,
         usage,
-        charged: Amount { turns: 1, input: usage.input, output: usage.output },
+        charged: Amount {
+            turns: 1,
+            input: usage.input,
+            output: usage.output,
+            cost: Nanodollars(9_840_000),
+        },
         response_bytes: 48_211,
         frames: 245,
         litellm_call_id: Some(REQUEST),

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::audit::record::Outcome;
-use cogni_gateway::budget::{Amount, Ledger, Limits, Nanodollars, Source, Tokens, Usage};
-use cogni_gateway::gateway::access_log::{Destination, Identity, Line, Log};
-use cogni_gateway::gateway::metrics::{MAX_RUNS, Metrics, Model, Refused, Settled};
-use cogni_gateway::gateway::protocol::Route;
+use cogni_gateway::budget::{Ledger, Limits, Nanodollars, Past, Source, Tokens, Usage};
+use cogni_gateway::observe::access_log::{Destination, Identity, Line, Log};
+use cogni_gateway::observe::metrics::{MAX_RUNS, Metrics, Model, Refused, Settled};
+use cogni_gateway::protocol::Route;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 fn metrics(criterion: &mut Criterion) {
@@ -97,7 +97,7 @@ fn usage() -> Usage {
 }
 
 fn unlimited() -> Arc<Ledger> {
-    Arc::new(Ledger::new(Limits::default(), Amount::default()))
+    Arc::new(Ledger::new(Limits::default(), Past::default()))
 }
 
 /// Fewer than fill a batch, so that no measurement wakes the writer.

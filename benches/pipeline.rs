@@ -11,13 +11,15 @@ use std::sync::Arc;
 use cogni_gateway::app::App;
 use cogni_gateway::base::drain::Drain;
 use cogni_gateway::base::secret::Secret;
+use cogni_gateway::budget::price::{self, Prices};
+use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Tokens, Usage};
 use cogni_gateway::config::Config;
-use cogni_gateway::gateway::access_log::Destination;
-use cogni_gateway::gateway::headers::{self, Outgoing, Overwrites};
-use cogni_gateway::gateway::protocol::Route;
-use cogni_gateway::gateway::request;
+use cogni_gateway::gateway::{budget_headers, request};
+use cogni_gateway::observe::access_log::Destination;
+use cogni_gateway::protocol::Route;
 use cogni_gateway::provider::Provider;
 use cogni_gateway::run::RequestId;
+use cogni_gateway::upstream::headers::{self, Outgoing, Overwrites};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::Request;
 use http_body_util::{BodyExt, Full};
@@ -59,6 +61,46 @@ fn head(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// What the budget adds to a call that is limited in every way.
+fn stages(criterion: &mut Criterion) {
+    let prices = Prices::load(&price::Config::default()).expect("the built-in table");
+    let limits = Limits {
+        max_turns: Some(u64::MAX),
+        max_total_tokens: Some(Tokens(u64::MAX)),
+        max_output_tokens: Some(Tokens(u64::MAX)),
+        max_cost_usd: Some(Nanodollars(u64::MAX)),
+        max_concurrent: Some(u32::MAX),
+        ..Limits::default()
+    };
+    let ledger = Arc::new(Ledger::new(limits, Past::default()));
+    let ask = Ask {
+        is_turn: true,
+        input: Tokens(600),
+        output: Some(Tokens(4096)),
+        choices: 1,
+        price: prices.find("claude-opus-4-5"),
+    };
+    let usage = Usage { input: Tokens(612), output: Tokens(44), ..Usage::default() };
+    let mut group = criterion.benchmark_group("budget");
+    group.bench_function("price of a model", |bencher| {
+        bencher.iter(|| prices.price(black_box("claude-opus-4-5"), true));
+    });
+    group.bench_function("reserve and settle", |bencher| {
+        bencher.iter(|| {
+            let reservation = ledger.reserve(black_box(&ask)).expect("there is enough");
+            reservation.settle(&usage)
+        });
+    });
+    group.bench_function("headers of what is left", |bencher| {
+        bencher.iter(|| {
+            let mut headers = http::HeaderMap::new();
+            budget_headers::tell(&mut headers, &ledger.status());
+            headers
+        });
+    });
+    group.finish();
+}
+
 fn exchange(criterion: &mut Criterion) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -87,7 +129,7 @@ async fn start(directory: &Path) -> SendRequest<Body> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let provider = Provider::bind(address, script).await.expect("a free port");
     let app = App::build(configuration(directory, provider.addr())).expect("a valid configuration");
-    let socket = UnixStream::connect(app.socket()).await.expect("a bound socket");
+    let socket = UnixStream::connect(app.socket().expect("one run")).await.expect("a bound socket");
     let tasks = Drain::default();
     tasks.spawn(provider.serve(CancellationToken::new()));
     tasks.spawn(async move { app.serve(CancellationToken::new()).await.expect("a served socket") });
@@ -133,5 +175,5 @@ fn configuration(directory: &Path, upstream: SocketAddr) -> Config {
 
 const STREAM_CHUNKS: u64 = 100;
 
-criterion_group!(benches, head, exchange);
+criterion_group!(benches, head, stages, exchange);
 criterion_main!(benches);

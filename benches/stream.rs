@@ -4,8 +4,9 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
-use cogni_gateway::gateway::protocol::Route;
-use cogni_gateway::gateway::stream::{Format, Observer, UsageChunk};
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::protocol::Route;
+use cogni_gateway::stream::{Allowance, Cutoff, Format, Observer, UsageChunk};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 const CHAT: &str = r#"data: {"id":"chatcmpl-9c1f5f6e2b7a4d0e8a3b","created":1763769600,"model":"gpt-5-mini","object":"chat.completion.chunk","system_fingerprint":"fp_5f6e2b","choices":[{"index":0,"delta":{"content":" streams"}}]}
@@ -51,6 +52,11 @@ fn events(c: &mut Criterion) {
         let mut observer = Observer::new(route, Format::Sse, usage_chunk);
         group.throughput(Throughput::Bytes(frame.len() as u64));
         group.bench_function(name, |b| {
+            b.iter(|| observer.frame(black_box(frame.clone())).unwrap());
+        });
+        // The same where the run's output is limited, and the text is counted.
+        let mut observer = Observer::new(route, Format::Sse, usage_chunk).limited(UNREACHED);
+        group.bench_function(format!("{name}_limited"), |b| {
             b.iter(|| observer.frame(black_box(frame.clone())).unwrap());
         });
     }
@@ -121,3 +127,6 @@ criterion_group!(benches, events, reads, bodies);
 criterion_main!(benches);
 
 const READ: usize = 16 * 1024;
+
+const UNREACHED: Allowance =
+    Allowance { input: Tokens(0), output: Tokens(u64::MAX), cutoff: Cutoff::Graceful };

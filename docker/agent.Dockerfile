@@ -1,7 +1,7 @@
-# The example agent of compose.yaml: a shell, curl, and the socat that makes the run's socket a local port.
+# The example agent of compose.yaml: a shell and curl. Its way to the run's socket is mounted into it, as into any image.
 FROM debian:bookworm-slim
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates curl socat \
+    && apt-get install -y --no-install-recommends ca-certificates curl \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 1001 sandboxer \
     && useradd --uid 1001 --gid 1001 --create-home --home-dir /workspace sandboxer

@@ -19,8 +19,10 @@
 pub mod chain;
 mod clock;
 mod file;
+mod flood;
 mod key;
 pub mod log;
+mod peers;
 pub mod read;
 pub mod record;
 pub mod recover;

@@ -2,8 +2,13 @@
 //!
 //! **Invariant:** nothing here knows what a run is.
 
+pub mod b64;
 pub mod drain;
 pub mod hex;
+pub mod json;
 pub mod metrics;
+pub mod rope;
 pub mod secret;
+pub mod socket;
+pub mod tls;
 pub mod unix;

@@ -1,4 +1,4 @@
-//! What a run may still spend: turns, tokens, rate, concurrency and time.
+//! What a run may still spend: turns, tokens, money, rate, concurrency and time.
 //!
 //! A call reserves before the first upstream byte and settles once, to what the provider reported.
 //!
@@ -7,9 +7,11 @@
 
 mod cost;
 mod ledger;
+pub mod price;
 mod rate;
 mod usage;
 
 pub use cost::Nanodollars;
-pub use ledger::{Ask, Ledger, Limits, Refusal, Reservation, Status};
+pub use ledger::{Ask, Ledger, Limits, Past, Refusal, Reservation, Status};
+pub use price::{Price, Prices};
 pub use usage::{Amount, Source, Tokens, Usage};

@@ -1,10 +1,16 @@
 //! The command line: what can be asked for, and one short file for each command.
 
+pub mod admin;
 pub mod audit;
+pub mod check;
 pub mod demo;
+pub mod explain;
+pub mod flags;
 pub mod health;
 pub mod provider;
 pub mod proxy;
+pub mod shared;
+pub mod token;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -17,7 +23,7 @@ pub fn main() -> ExitCode {
     let matches = command().get_matches();
     // The demo tells its own story; only what goes wrong may interrupt it.
     start_log(if matches.subcommand_matches("demo").is_some() { "warn" } else { "info" });
-    let done = run(&matches, &mut io::stdout().lock());
+    let done = dispatch(&matches, &mut io::stdout().lock());
     done.unwrap_or_else(|error| {
         let _ = writeln!(io::stderr(), "error: {error:#}");
         ExitCode::from(WRONG_USE)
@@ -32,7 +38,13 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(proxy::command())
+        .subcommand(shared::command())
+        .subcommand(explain::command())
+        .subcommand(check::command())
         .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
+        .subcommand(admin::Args::augment_args(
+            Command::new("admin").about("Look at the runs of a served process, and change them"),
+        ))
         .subcommand(health::Args::augment_args(
             Command::new("health").about("Ask a served socket whether it answers"),
         ))
@@ -43,17 +55,30 @@ pub fn command() -> Command {
                 .subcommand_required(true)
                 .arg_required_else_help(true),
         ))
+        .subcommand(token::Command::augment_subcommands(
+            Command::new("token")
+                .about("Make run tokens, or look into them")
+                .subcommand_required(true)
+                .arg_required_else_help(true),
+        ))
 }
 
-fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match matches.subcommand() {
         Some(("proxy", matches)) => proxy::run(matches),
+        Some(("shared", matches)) => shared::run(matches),
+        Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
+        Some(("check", matches)) => check::run(matches, out),
         Some(("demo", _)) => demo::run(out),
+        Some(("admin", matches)) => admin::run(&admin::Args::from_arg_matches(matches)?, out),
         Some(("health", matches)) => health::run(&health::Args::from_arg_matches(matches)?),
         Some(("provider", matches)) => {
             provider::run(provider::Args::from_arg_matches(matches)?, out)
         }
         Some(("audit", matches)) => audit::run(&audit::Command::from_arg_matches(matches)?, out),
+        Some(("token", matches)) => {
+            token::run(&token::Command::from_arg_matches(matches)?, io::stdin(), out)
+        }
         _ => unreachable!("clap knows no other command"),
     }
 }

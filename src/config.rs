@@ -4,6 +4,7 @@
 //! environment or from files named there, never from the TOML file and never from flags.
 
 pub mod setting;
+mod shared;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,29 +17,36 @@ use serde::Deserialize;
 use crate::audit;
 use crate::base::hex;
 use crate::base::unix::Permissions;
-use crate::budget::Limits;
-use crate::gateway::access_log::Destination;
-use crate::gateway::request::Policy;
-use crate::gateway::upstream::Kind;
-use crate::gateway::{server, upstream};
+use crate::budget::{Limits, price};
+use crate::gateway::policy;
+use crate::gateway::rule::Rules;
+use crate::gateway::server;
+use crate::observe::access_log::Destination;
 use crate::run::Identity;
+use crate::upstream;
+use crate::upstream::Kind;
 
 pub use setting::{SETTINGS, Setting};
+pub use shared::{RunSpec, Shared};
 
-/// Everything one run's gateway needs to know.
+/// Everything a gateway needs to know.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     #[serde(skip)]
     pub identity: Identity,
     pub listen: Listen,
+    /// Many runs behind one listener, in place of one run on its socket.
+    pub shared: Option<Shared>,
     pub server: server::Config,
     pub upstream: upstream::Config,
     pub budget: Limits,
-    pub policy: Policy,
+    pub prices: price::Config,
+    pub policy: policy::Config,
     pub audit: audit::Config,
     pub access_log: Destination,
     pub metrics: Metrics,
+    pub admin: Admin,
     /// Threads that serve connections; each has its own runtime and upstream connections.
     pub workers: usize,
     /// How long open calls may go on after SIGTERM. Fits into the 10 s of `docker stop`.
@@ -57,6 +65,16 @@ pub struct Listen {
     /// Needs the right to change owners.
     pub socket_uid: Option<u32>,
     pub socket_gid: Option<u32>,
+    /// Whose processes may connect; empty is whoever can reach the socket.
+    pub require_uid: Vec<u32>,
+}
+
+/// The operator's socket; none by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admin {
+    /// Who can open it may change every run. Never in a directory that a sandbox sees.
+    pub socket_path: Option<PathBuf>,
 }
 
 /// Where Prometheus scrapes; nowhere by default.
@@ -80,10 +98,7 @@ impl Config {
 
     /// A digest of the whole, secrets left out, so that the records of two runs can be compared.
     pub fn digest(&self) -> String {
-        let digest = ring::digest::digest(&ring::digest::SHA256, format!("{self:?}").as_bytes());
-        let mut text = [0; 64];
-        hex::encode(digest.as_ref(), &mut text);
-        String::from_utf8_lossy(&text).into_owned()
+        hex::sha256(format!("{self:?}").as_bytes())
     }
 
     /// Checks the whole.
@@ -91,6 +106,33 @@ impl Config {
     /// # Errors
     /// What is missing or does not fit together, and what to do about it.
     pub fn check(&self) -> anyhow::Result<()> {
+        match &self.shared {
+            None => self.check_identity()?,
+            Some(shared) => shared.check()?,
+        }
+        if self.upstream.api_key.is_empty() {
+            bail!(
+                "`LITELLM_MASTER_KEY` is not set; give the upstream's key there, or its file in `LITELLM_MASTER_KEY_FILE`"
+            );
+        }
+        let sandboxed = self.listen.socket_path.parent();
+        if let Some(admin) = self.admin.socket_path.as_deref()
+            && admin.parent() == sandboxed
+        {
+            bail!(
+                "`ADMIN_SOCKET_PATH` is `{}`, in the directory of the run's socket, which the sandbox sees; give it a directory of its own",
+                admin.display()
+            );
+        }
+        if self.workers == 0 {
+            bail!("`WORKERS` is `0`; give at least 1");
+        }
+        self.server.check()?;
+        Rules::compile(&self.policy.rules)?;
+        Ok(())
+    }
+
+    fn check_identity(&self) -> anyhow::Result<()> {
         let Identity { run, account, .. } = &self.identity;
         if run.is_empty() {
             bail!("`RUN_ID` is not set; every call is recorded and billed under it");
@@ -98,17 +140,7 @@ impl Config {
         if self.upstream.kind == Kind::Litellm && account.is_empty() {
             bail!("`BILLING_ACCOUNT_ID` is not set; LiteLLM bills it as the end user");
         }
-        if self.upstream.api_key.is_empty() {
-            bail!(
-                "`LITELLM_MASTER_KEY` is not set; give the upstream's key there, or its file in `LITELLM_MASTER_KEY_FILE`"
-            );
-        }
-        self.identity.check()?;
-        if self.workers == 0 {
-            bail!("`WORKERS` is `0`; give at least 1");
-        }
-        self.server.check()?;
-        Ok(())
+        Ok(self.identity.check()?)
     }
 }
 
@@ -123,13 +155,16 @@ impl Default for Config {
         Self {
             identity: Identity { attempt: "0".to_owned(), ..Identity::default() },
             listen: Listen::default(),
+            shared: None,
             server: server::Config::default(),
             upstream: upstream::Config::default(),
             budget: Limits::default(),
-            policy: Policy::default(),
+            prices: price::Config::default(),
+            policy: policy::Config::default(),
             audit: audit::Config::default(),
             access_log: Destination::default(),
             metrics: Metrics::default(),
+            admin: Admin::default(),
             workers: 1,
             drain_timeout: Duration::from_secs(8),
         }
@@ -143,6 +178,7 @@ impl Default for Listen {
             socket_mode: 0o600,
             socket_uid: None,
             socket_gid: None,
+            require_uid: vec![],
         }
     }
 }

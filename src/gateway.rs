@@ -2,70 +2,67 @@
 //!
 //! Read [`handle`] first; it is the whole pipeline. `request` and `body` judge a request and touch
 //! nothing else; `upstream` speaks to the provider; `exchange` follows the response to its end and
-//! settles; `server` accepts connections.
+//! settles; `server` accepts connections, and `door` finds the run of a request where many share one.
 //!
 //! **Invariant:** whatever becomes of a request, it is settled once and recorded once.
 
-pub mod access_log;
+pub mod admission;
 pub mod answer;
-pub mod body;
+pub mod budget_headers;
+pub mod door;
 pub mod exchange;
-pub mod headers;
-pub mod json;
-pub mod metrics;
-pub mod printable;
-pub mod protocol;
+pub mod policy;
 pub mod receive;
+pub mod registry;
 pub mod rejection;
 pub mod request;
-pub mod rope;
+pub mod rule;
 pub mod server;
-pub mod stream;
-pub mod upstream;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 
 use crate::base::drain::Drain;
+use crate::body::Call;
+use crate::observe::{access_log, metrics};
 use crate::run::Run;
+use crate::stream::UsageChunk;
+use crate::upstream::headers::Outgoing;
+use crate::upstream::{self, Upstream};
 use answer::Answer;
-use body::Call;
 use exchange::Exchange;
-use headers::{Outgoing, Overwrites};
 use rejection::Rejection;
-use request::Policy;
-use stream::UsageChunk;
-use upstream::Upstream;
 
 /// What serves one run on one worker thread.
 pub struct Gateway {
     pub run: Arc<Run>,
-    pub policy: Arc<Policy>,
-    pub overwrites: Arc<Overwrites>,
+    pub policy: Arc<policy::Live>,
     /// The worker's connections; shared with the other runs that it serves.
     pub upstream: Arc<Upstream>,
     pub metrics: Arc<metrics::Run>,
     pub access_log: Arc<access_log::Log>,
+    /// Connections that the run may still open to the worker.
+    pub slots: Arc<Semaphore>,
     pub tasks: Drain,
 }
 
-/// Handles one request. Never fails: every path ends in a response and a record.
+/// Handles one request, of the process `pid` where that is known. Never fails: every path ends in a response and a record.
 pub async fn handle(
     gateway: Arc<Gateway>,
+    pid: Option<u32>,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
-    let mut exchange = Exchange::begin(Arc::clone(&gateway), &request);
+    let mut exchange = Exchange::begin(Arc::clone(&gateway), pid, &request);
     Ok(match serve(&gateway, &mut exchange, request).await {
         Ok(Served::Own(response)) => {
             exchange.answer(&response);
             response.map(Answer::text)
         }
-        Ok(Served::Upstream(usage_chunk, response)) => {
-            exchange.follow(usage_chunk, response).map(Answer::Followed)
-        }
+        Ok(Served::Upstream(usage_chunk, call)) => exchange.send(usage_chunk, call).await,
         Err(rejection) => exchange.reject(&rejection).map(Answer::text),
     })
 }
@@ -73,7 +70,7 @@ pub async fn handle(
 /// Where a response comes from.
 enum Served {
     Own(Response<String>),
-    Upstream(UsageChunk, Response<upstream::Body>),
+    Upstream(UsageChunk, upstream::Call),
 }
 
 /// The pipeline, in order. Each step may refuse; `?` is the only way out.
@@ -84,28 +81,30 @@ async fn serve(
 ) -> Result<Served, Rejection> {
     let route = request::route(&request)?;
     exchange.routed(route);
-    if let Some(response) = answer::own(gateway, route, request.headers()) {
+    if let Some(response) = answer::own(gateway, &exchange.policy, route, request.headers()) {
         return Ok(Served::Own(response));
     }
-    let policy = &gateway.policy;
-    request::check_head(&request, policy)?;
-    let head = Outgoing::new(
+    let policy = Arc::clone(&exchange.policy);
+    request::check_head(&request, &policy.config)?;
+    let mut head = Outgoing::new(
         route,
         &request,
-        &policy.headers,
-        Arc::clone(&gateway.overwrites),
+        &policy.config.headers,
+        Arc::clone(&policy.overwrites),
         &exchange.id,
     );
-    let call = if route.method() == Method::POST {
-        let (rope, document) = receive::body(request.into_body(), policy).await?;
-        exchange.received(rope.len());
-        body::admit(route, &policy.body, rope, &document)?
+    let mut call = if route.method() == Method::POST {
+        let body = receive::body(route, request.into_body(), &policy.config).await?;
+        exchange.received(body.len());
+        let (call, rules) = exchange.admission().judge(body, &mut head)?;
+        exchange.ruled(rules);
+        call
     } else {
         Call::default()
     };
-    exchange.admit(route, &call).await?;
+    exchange.admit(route, &mut call).await?;
     let deadline = gateway.run.ledger.deadline().map(Into::into);
-    let response =
-        gateway.upstream.send(upstream::Call { head, body: call.rope, deadline }).await?;
-    Ok(Served::Upstream(call.usage_chunk, response))
+    let usage_chunk = call.usage_chunk;
+    let call = upstream::Call { head, body: call.into_body(), deadline };
+    Ok(Served::Upstream(usage_chunk, call))
 }

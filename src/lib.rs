@@ -1,18 +1,26 @@
 //! One way out for untrusted agents: a programmable LLM gateway on a unix socket per run.
 //!
 //! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
-//! says; [`gateway`] serves a [`run`], whose [`audit`] log and [`budget`] it shares; [`base`] could
+//! says, and [`admin`] lets an operator change. [`gateway`]
+//! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
+//! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
 //! serve any other program. A room imports only from rooms below it; `tests/it/tidy.rs` holds the
 //! table and checks it.
 
+pub mod admin;
 pub mod app;
 pub mod audit;
 pub mod base;
+pub mod body;
 pub mod budget;
 pub mod cli;
 pub mod config;
 pub mod gateway;
 #[cfg(doc)]
 pub mod manual;
+pub mod observe;
+pub mod protocol;
 pub mod provider;
 pub mod run;
+pub mod stream;
+pub mod upstream;

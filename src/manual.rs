@@ -3,11 +3,23 @@
 #[doc = include_str!("manual/architecture.md")]
 pub mod architecture {}
 
+#[doc = include_str!("manual/clients.md")]
+pub mod clients {}
+
+#[doc = include_str!("manual/init.md")]
+pub mod init {}
+
 #[doc = include_str!("manual/operations.md")]
 pub mod operations {}
 
+#[doc = include_str!("manual/policy.md")]
+pub mod policy {}
+
 #[doc = include_str!("manual/refusals.md")]
 pub mod refusals {}
+
+#[doc = include_str!("manual/rules.md")]
+pub mod rules {}
 
 #[doc = include_str!("manual/security.md")]
 pub mod security {}
@@ -37,4 +49,19 @@ pub mod decisions {
 
     #[doc = include_str!("manual/decisions/0008-settings-have-one-table.md")]
     pub mod d0008 {}
+
+    #[doc = include_str!("manual/decisions/0009-a-signed-token-stands-for-the-run.md")]
+    pub mod d0009 {}
+
+    #[doc = include_str!("manual/decisions/0010-ask-rules-with-a-tree-of-our-own.md")]
+    pub mod d0010 {}
+
+    #[doc = include_str!("manual/decisions/0011-operators-have-a-socket-of-their-own.md")]
+    pub mod d0011 {}
+
+    #[doc = include_str!("manual/decisions/0012-one-thread-and-no-runtime-in-the-sandbox.md")]
+    pub mod d0012 {}
+
+    #[doc = include_str!("manual/decisions/0013-describe-a-sandbox-purely-drive-it-thinly.md")]
+    pub mod d0013 {}
 }

@@ -1,8 +1,11 @@
 //! A run's identity and the handles its calls share.
 //!
-//! **Invariant:** a run is known by the socket its calls come in on, never by what they say.
+//! **Invariant:** a run is known by the socket its calls come in on or, where runs share a listener, by
+//! a token that the host has signed; never by what the calls say.
 
+pub mod gate;
 mod identity;
+pub mod token;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +14,7 @@ use crate::audit::record::Finished;
 use crate::audit::{self, Log};
 use crate::budget::Ledger;
 
+pub use gate::Gate;
 pub use identity::{Identity, Invalid, NAME_RULE, RequestId, is_name};
 
 /// One agent run: who it is, what it may spend, and where it is written down.
@@ -19,6 +23,7 @@ pub struct Run {
     pub ledger: Arc<Ledger>,
     pub audit: Log,
     pub counts: Counts,
+    pub gate: Gate,
 }
 
 /// How many requests were let through and how many were not.
@@ -28,9 +33,25 @@ pub struct Counts {
     pub refused: AtomicU64,
 }
 
+impl Counts {
+    pub fn admitted(&self) -> u64 {
+        self.admitted.load(Ordering::Relaxed)
+    }
+
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
 impl Run {
     pub fn new(identity: Identity, ledger: Ledger, audit: Log) -> Self {
-        Self { identity, ledger: Arc::new(ledger), audit, counts: Counts::default() }
+        Self {
+            identity,
+            ledger: Arc::new(ledger),
+            audit,
+            counts: Counts::default(),
+            gate: Gate::default(),
+        }
     }
 
     /// Closes the run's record.
@@ -40,8 +61,8 @@ impl Run {
     pub fn finish(&self) -> Result<(), audit::Error> {
         self.audit.finish(&Finished {
             spent: self.ledger.spent(),
-            admitted: self.counts.admitted.load(Ordering::Relaxed),
-            refused: self.counts.refused.load(Ordering::Relaxed),
+            admitted: self.counts.admitted(),
+            refused: self.counts.refused(),
         })
     }
 }

@@ -16,13 +16,16 @@ use anyhow::{Context as _, Result};
 use cogni_gateway::audit::{self, record::Started};
 use cogni_gateway::base::drain::Drain;
 use cogni_gateway::base::secret::Secret;
-use cogni_gateway::budget::{Ledger, Tokens};
+use cogni_gateway::budget::{Ledger, Past, Prices, Tokens};
 use cogni_gateway::config::Config;
-use cogni_gateway::gateway::headers::Overwrites;
-use cogni_gateway::gateway::metrics::Metrics;
-use cogni_gateway::gateway::upstream::Upstream;
-use cogni_gateway::gateway::{Gateway, access_log, server};
+use cogni_gateway::gateway::policy::{self, Policy};
+use cogni_gateway::gateway::{Gateway, server};
+use cogni_gateway::observe::access_log;
+use cogni_gateway::observe::metrics::Metrics;
 use cogni_gateway::run::Run;
+use cogni_gateway::upstream::Upstream;
+use cogni_gateway::upstream::headers::Overwrites;
+use tokio::sync::Semaphore;
 
 use crate::meter;
 use crate::subject::{ACCOUNT, KEY, METADATA};
@@ -69,6 +72,8 @@ pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result
 struct Host {
     dir: PathBuf,
     config: Config,
+    policy: Arc<policy::Config>,
+    prices: Arc<Prices>,
     server: Arc<server::Config>,
     upstream: Arc<Upstream>,
     metrics: Metrics,
@@ -93,6 +98,8 @@ impl Host {
             upstream: Arc::new(Upstream::new(&config.upstream)?),
             metrics: Metrics::new(config.upstream.kind.name())?,
             access_log: access_log::Log::open(&config.access_log, &nobody)?,
+            policy: Arc::new(config.policy.clone()),
+            prices: Arc::new(Prices::load(&config.prices)?),
             config,
             tasks,
         })
@@ -100,7 +107,7 @@ impl Host {
 
     /// Binds one run's socket and serves it.
     fn bind(&self, number: usize, is_audited: bool) -> Result<Arc<Run>> {
-        let Config { identity, upstream, policy, budget, audit, .. } = &self.config;
+        let Config { identity, upstream, budget, audit, .. } = &self.config;
         let socket = socket(&self.dir, number);
         fs::create_dir(socket.parent().context("a socket lies in a directory")?)?;
         // Not the library's listener: it keeps a second descriptor.
@@ -114,25 +121,33 @@ impl Host {
             account: identity.account.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: String::new(),
+            prices: String::new(),
         };
         let path = is_audited.then(|| socket.with_file_name("audit.jsonl"));
         let (log, recovered) =
             audit::Log::open(&audit::Config { path, ..audit.clone() }, &started)?;
         let line = access_log::Identity { run: &identity.run, attempt: &identity.attempt };
         let access_log = Arc::new(self.access_log.for_run(&line));
-        let overwrites = Arc::new(Overwrites::new(upstream, &identity, &policy.headers)?);
-        let ledger = Ledger::new(budget.clone(), recovered.spent);
+        let policy = Policy {
+            config: Arc::clone(&self.policy),
+            rules: Arc::default(),
+            prices: Arc::clone(&self.prices),
+            overwrites: Arc::new(Overwrites::new(upstream, &identity, &self.policy.headers)?),
+        };
+        let past = Past { spent: recovered.spent, age: recovered.age };
+        let ledger = Ledger::new(budget.clone(), past);
         let run = Arc::new(Run::new(identity, ledger, log));
         let gateway = Arc::new(Gateway {
-            policy: Arc::new(policy.clone()),
-            overwrites,
+            policy: Arc::new(policy::Live::from_pointee(policy)),
             upstream: Arc::clone(&self.upstream),
             metrics: self.metrics.run(&run.identity.run, &run.ledger),
             access_log,
+            slots: Arc::new(Semaphore::new(self.server.max_connections)),
             tasks: self.tasks.clone(),
             run: Arc::clone(&run),
         });
-        let serve = server::serve(listener, gateway, Arc::clone(&self.server));
+        let serve =
+            server::socket::serve(listener, gateway, Arc::clone(&self.server), Arc::default());
         self.tasks.spawn(async move {
             if let Err(error) = serve.await {
                 let _nobody_reads = writeln!(io::stderr(), "cannot serve a socket: {error}");

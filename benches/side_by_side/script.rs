@@ -56,7 +56,7 @@ pub(crate) fn request(call: Call, size: usize) -> Vec<u8> {
     if streaming {
         body.push_str(r#""stream_options":{"include_usage":true},"#);
     }
-    body.push_str(r#""temperature":0.2,"max_tokens":1024,"messages":["#);
+    body.push_str(r#""temperature":0.2,"max_tokens":10000000,"messages":["#);
     body.push_str(r#"{"role":"system","content":"You are a careful engineer."},"#);
     body.push_str(r#"{"role":"user","content":""#);
     let end = r#""}]}"#;

@@ -5,7 +5,7 @@
 #[path = "../../tests/it/body/strict.rs"]
 mod strict;
 
-use cogni_gateway::gateway::json::{Document, Invalid, Limits, Scanner};
+use cogni_gateway::base::json::{Document, Invalid, Limits, Scanner};
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

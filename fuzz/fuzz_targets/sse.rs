@@ -1,10 +1,11 @@
-//! Whatever bytes a provider sends, and however they are cut: the same reading, nothing changed in
-//! pass-through, and nothing added by the filter.
+//! Whatever bytes a provider sends, and however they are split: the same reading, nothing changed in
+//! pass-through, nothing added by the filter, and where a stream is cut, an end that is understood.
 #![cfg_attr(fuzzing, no_main)]
 
 use bytes::Bytes;
-use cogni_gateway::gateway::protocol::Route;
-use cogni_gateway::gateway::stream::{Format, Observer, UsageChunk};
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::protocol::Route;
+use cogni_gateway::stream::{Allowance, Cutoff, Finish, Format, Observer, UsageChunk};
 use cogni_gateway_fuzz::fuzz_target;
 
 // Three bytes choose the route and where to cut, again and again; the rest is the response.
@@ -24,7 +25,25 @@ fuzz_target!(|data: &[u8]| {
             assert!(is_subsequence(&passed, response));
         }
     }
+    check_limited(route, u64::from(*one), response);
 });
+
+/// What was cut has ended, in a way that its protocol understands.
+fn check_limited(route: Route, granted: u64, response: &[u8]) {
+    let cutoff = if granted.is_multiple_of(2) { Cutoff::Graceful } else { Cutoff::Error };
+    let allowance = Allowance { input: Tokens(1), output: Tokens(granted / 16), cutoff };
+    for usage_chunk in [UsageChunk::Show, UsageChunk::Hide] {
+        let observer = || Observer::new(route, Format::Sse, usage_chunk);
+        let whole = read(observer().limited(allowance), response, [usize::MAX; 2]);
+        assert_eq!(read(observer().limited(allowance), response, [1; 2]), whole, "byte by byte");
+        let unlimited = read(observer(), response, [usize::MAX; 2]);
+        if whole.0 != unlimited.0 {
+            let mut client = Observer::new(route, Format::Sse, UsageChunk::Show);
+            client.frame(Bytes::from(whole.0)).expect("no input is as long as the bound");
+            assert_ne!(client.finish(), Finish::Unfinished, "cut, and not ended");
+        }
+    }
+}
 
 /// What passes, and what is told, of a response in pieces of two sizes by turns.
 fn read(mut observer: Observer, response: &[u8], pieces: [usize; 2]) -> (Vec<u8>, String) {

@@ -9,7 +9,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 
 use super::{Error, chain::Hash};
-use crate::base::{hex, secret::Secret};
+use crate::base::{b64, hex, secret::Secret};
 
 /// A key pair that signs checkpoints.
 pub(super) struct SigningKey {
@@ -91,42 +91,8 @@ fn random() -> Result<[u8; 32], Error> {
 
 fn decode(what: &'static str, text: &str) -> Result<[u8; 32], Error> {
     let text = text.trim();
-    let bytes = hex::decode(text).or_else(|| base64(text));
+    let bytes = hex::decode(text).or_else(|| b64::decode_any(text));
     bytes.ok_or(Error::Key { what, characters: text.chars().count() })
-}
-
-/// 32 bytes from either alphabet of base64, padded or not.
-fn base64(text: &str) -> Option<[u8; 32]> {
-    let digits = text.strip_suffix('=').unwrap_or(text);
-    if digits.len() != 43 {
-        return None;
-    }
-    let mut bytes = [0; 32];
-    let mut filled = 0;
-    let (mut bits, mut count) = (0_u32, 0);
-    for digit in digits.bytes() {
-        bits = (bits << 6 | sextet(digit)?) & 0xffff;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes[filled] = u8::try_from(bits >> count & 0xff).expect("masked to eight bits");
-            filled += 1;
-        }
-    }
-    // 43 digits carry two bits more than 32 bytes; set, they would be a second spelling.
-    bits.is_multiple_of(4).then_some(bytes)
-}
-
-fn sextet(digit: u8) -> Option<u32> {
-    let value = match digit {
-        b'A'..=b'Z' => digit - b'A',
-        b'a'..=b'z' => digit - b'a' + 26,
-        b'0'..=b'9' => digit - b'0' + 52,
-        b'+' | b'-' => 62,
-        b'/' | b'_' => 63,
-        _ => return None,
-    };
-    Some(u32::from(value))
 }
 
 const DOMAIN: &[u8] = b"cogni-gateway audit checkpoint v1 ";

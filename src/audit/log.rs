@@ -23,13 +23,16 @@ use super::chain::{Chain, Head, MAX_UNSETTLED};
 use super::clock::Clock;
 use super::file::Tail;
 use super::key::SigningKey;
+use super::peers::Peers;
 use super::record::{
-    Admitted, Checkpoint, Finished, Outcome, Record, Refused, Repaired, Session, Settled, Started,
+    Admitted, Checkpoint, Finished, Opened, Outcome, Record, Refused, Repaired, Session, Settled,
+    Started,
 };
 use super::recover::{self, Scan, Torn};
 use super::refusals::Refusals;
 use super::sync::Syncer;
 use super::{Config, Durability, Error};
+use crate::base::unix::Peer;
 use crate::budget::Amount;
 
 /// The audit log of one run. Shared by every thread that serves it.
@@ -40,6 +43,8 @@ pub struct Log(Option<Open>);
 pub struct Recovered {
     /// What was charged so far, lost settlements included: where the ledger goes on.
     pub spent: Amount,
+    /// Time since the first record: how long the run has been going on.
+    pub age: Duration,
     /// Admissions whose settlement was lost, now settled at what they had reserved.
     pub crashed: u64,
     /// Bytes of an incomplete last line, now in a file beside the log.
@@ -79,6 +84,7 @@ struct State {
     checkpoint_every: u64,
     /// The record up to which the log is signed.
     signed: u64,
+    peers: Peers,
     refusals: Refusals,
     /// Admissions that have no settlement yet.
     unsettled: usize,
@@ -151,6 +157,32 @@ impl Log {
         }
     }
 
+    /// Records what an operator did. Never fails and does no I/O.
+    pub fn operated<R: Record>(&self, record: &R) {
+        if let Some(open) = &self.0 {
+            open.state().append(record);
+            open.unflushed.notify_one();
+        }
+    }
+
+    /// Records who connects, once for each process: the first 64 singly, the connections of the rest by
+    /// their number, at most once a second. Never fails; reads from `/proc` where there is a new process.
+    pub fn opened(&self, peer: Peer) {
+        let Some(open) = &self.0 else { return };
+        let (is_recorded, is_counting) = {
+            let peers = &mut open.state().peers;
+            (peers.count(peer), peers.is_counting())
+        };
+        if is_recorded {
+            let Peer { pid, uid, gid } = peer;
+            let cgroup = peer.cgroup();
+            open.state().append(&Opened { pid, uid, gid, cgroup: cgroup.as_deref() });
+        }
+        if is_recorded || is_counting {
+            open.unflushed.notify_one();
+        }
+    }
+
     /// Waits until there is something to flush, so that an idle run wakes nobody.
     pub async fn unflushed(&self) {
         match &self.0 {
@@ -172,7 +204,7 @@ impl Log {
     pub fn finish(&self, record: &Finished) -> Result<(), Error> {
         let Some(open) = &self.0 else { return Ok(()) };
         let mut state = open.state();
-        state.record_refusals(true);
+        state.record_floods(true);
         state.append(record);
         state.sign();
         state.write().and_then(|()| state.tail.file().sync_data()).map_err(Error::Write)
@@ -201,8 +233,8 @@ impl Open {
 
     fn flush(&self, all: bool) {
         let mut state = self.state();
-        state.record_refusals(all);
-        if state.refusals.is_counting() {
+        state.record_floods(all);
+        if state.peers.is_counting() || state.refusals.is_counting() {
             self.unflushed.notify_one();
         }
         if state.lines.is_empty() {
@@ -251,6 +283,7 @@ impl State {
             // The records of taking up stay together; the first checkpoint comes after them.
             checkpoint_every: 0,
             signed: chain.next() - 1,
+            peers: Peers::default(),
             refusals: Refusals::default(),
             unsettled: 0,
         }
@@ -271,7 +304,8 @@ impl State {
         let public_key = self.public_key.clone();
         self.append(&Session { started, public_key: &public_key, resumed });
         let torn_bytes = torn.map_or(0, |torn| torn.bytes);
-        Recovered { spent, crashed: scan.open.len() as u64, torn_bytes, resumed }
+        let age = scan.began.and_then(|began| began.elapsed().ok()).unwrap_or_default();
+        Recovered { spent, age, crashed: scan.open.len() as u64, torn_bytes, resumed }
     }
 
     /// Either the record is in the file after this, or it is nowhere.
@@ -300,12 +334,16 @@ impl State {
         self.append(record);
     }
 
-    fn record_refusals(&mut self, all: bool) {
+    fn record_floods(&mut self, all: bool) {
         if self.failing && !all {
             return;
         }
+        let now = Instant::now();
+        if let Some(crowd) = self.peers.due(now, all) {
+            self.append(&crowd);
+        }
         let mut refusals = std::mem::take(&mut self.refusals);
-        for repeated in refusals.due(Instant::now(), all) {
+        for repeated in refusals.due(now, all) {
             self.append(&repeated);
         }
         self.refusals = refusals;
@@ -429,8 +467,10 @@ mod tests {
             request: "call-1",
             route: "chat_completions",
             model: None,
+            rules: &[],
             stream: false,
             request_bytes: 0,
+            pid: None,
             reserved: Amount { turns: 1, ..Amount::default() },
         }
     }

@@ -37,6 +37,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub enum Event {
     Started(Session),
+    Opened(Connection),
     Admitted(Admission),
     Settled(Settlement),
     Refused(Refusal),
@@ -55,6 +56,17 @@ pub struct Session {
     pub policy: String,
     pub public_key: String,
     pub resumed: bool,
+}
+
+/// Who connected; only [`Connection::repeats`] where the record stands for a crowd.
+#[derive(Debug, Deserialize)]
+pub struct Connection {
+    pub pid: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub cgroup: Option<String>,
+    #[serde(default = "once")]
+    pub repeats: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -162,6 +174,7 @@ impl Event {
     fn parse(name: &str, line: &[u8]) -> serde_json::Result<Self> {
         Ok(match name {
             record::Session::EVENT => Self::Started(serde_json::from_slice(line)?),
+            record::Opened::EVENT => Self::Opened(serde_json::from_slice(line)?),
             record::Admitted::EVENT => Self::Admitted(serde_json::from_slice(line)?),
             record::Settled::EVENT => Self::Settled(serde_json::from_slice(line)?),
             record::Refused::EVENT => Self::Refused(serde_json::from_slice(line)?),

@@ -5,6 +5,8 @@
 //! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE) whatever they send.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::budget::{Amount, Usage};
@@ -28,6 +30,19 @@ pub struct Started {
     pub version: String,
     /// Hash of the effective configuration (secrets left out), so that two runs can be compared.
     pub policy: String,
+    /// Hash of the price table.
+    pub prices: String,
+}
+
+/// Written when an operator has changed what a run is judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Changed<'a> {
+    /// Counts the changes since the process began; what it began with is 0.
+    pub version: u64,
+    pub policy: &'a str,
+    pub prices: &'a str,
+    /// How the change came: `signal` or `admin`.
+    pub by: &'static str,
 }
 
 /// [`Started`], with what only the log knows.
@@ -41,6 +56,25 @@ pub(super) struct Session<'a> {
     pub(super) resumed: bool,
 }
 
+/// Written when a process connects to the run's socket for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Opened<'a> {
+    /// As the kernel says; absent where the process lives in a namespace that ours cannot see into.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    pub uid: u32,
+    pub gid: u32,
+    /// Read from `/proc` where it can be; the process may have ended before.
+    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<&'a str>,
+}
+
+/// Written in place of many [`Opened`]: connections by processes beyond those recorded one by one.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Crowd {
+    pub(super) repeats: u64,
+}
+
 /// Written, durably, before the first byte of a call goes upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Admitted<'a> {
@@ -50,8 +84,14 @@ pub struct Admitted<'a> {
     pub route: &'static str,
     #[serde(serialize_with = "short_option")]
     pub model: Option<&'a str>,
+    /// The operator's rules that matched.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub rules: &'a [Arc<str>],
     pub stream: bool,
     pub request_bytes: u64,
+    /// The process that called, where the kernel can name it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// What the call may spend at most; charged in full if its settlement is lost in a crash.
     pub reserved: Amount,
 }
@@ -98,7 +138,13 @@ pub struct Refused<'a> {
     pub route: &'static str,
     #[serde(serialize_with = "short_option")]
     pub model: Option<&'a str>,
+    /// The operator's rule that refused it, where one did.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub rules: &'a [Arc<str>],
     pub request_bytes: u64,
+    /// As in [`Admitted::pid`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
 }
 
 /// Written in place of a flood of [`Refused`] of one code.
@@ -148,7 +194,9 @@ pub enum Outcome {
     UpstreamTimeout,
     /// The run's deadline cut the call.
     DeadlineExceeded,
-    /// Shutdown cut the call.
+    /// Its stream went on after it had written what the call was granted, and was cut.
+    CutOff,
+    /// Shutdown or an operator cut the call.
     ShutDown,
     /// A crash lost the settlement; charged what was reserved.
     Crashed,
@@ -158,12 +206,13 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Completed,
         Self::ClientGone,
         Self::UpstreamFailed,
         Self::UpstreamTimeout,
         Self::DeadlineExceeded,
+        Self::CutOff,
         Self::ShutDown,
         Self::Crashed,
         Self::NotSent,
@@ -176,6 +225,7 @@ impl Outcome {
             Self::UpstreamFailed => "upstream_failed",
             Self::UpstreamTimeout => "upstream_timeout",
             Self::DeadlineExceeded => "deadline_exceeded",
+            Self::CutOff => "cut_off",
             Self::ShutDown => "shut_down",
             Self::Crashed => "crashed",
             Self::NotSent => "not_sent",
@@ -207,6 +257,14 @@ impl Record for Session<'_> {
     const EVENT: &'static str = "run.started";
 }
 
+impl Record for Opened<'_> {
+    const EVENT: &'static str = "connection.opened";
+}
+
+impl Record for Crowd {
+    const EVENT: &'static str = "connection.opened";
+}
+
 impl Record for Admitted<'_> {
     const EVENT: &'static str = "request.admitted";
 }
@@ -221,6 +279,22 @@ impl Record for Refused<'_> {
 
 impl Record for Repeated {
     const EVENT: &'static str = "request.refused";
+}
+
+/// Written when an operator has acted on a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Operated {
+    pub action: &'static str,
+    /// The user whose process asked for it; `None` where the kernel did not say.
+    pub uid: Option<u32>,
+}
+
+impl Record for Operated {
+    const EVENT: &'static str = "run.operated";
+}
+
+impl Record for Changed<'_> {
+    const EVENT: &'static str = "policy.changed";
 }
 
 impl Record for Finished {

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::Error;
 use super::chain::{Chain, Why};
@@ -19,6 +20,8 @@ pub struct Scan {
     pub whole_bytes: u64,
     /// The run the records belong to; empty where there are none.
     pub run: String,
+    /// When the first record was written.
+    pub began: Option<SystemTime>,
     /// What the settled calls were charged.
     pub spent: Amount,
     /// Admissions without a settlement, in order, with what they had reserved.
@@ -46,8 +49,9 @@ pub fn scan(log: impl BufRead) -> Result<Scan, read::Error> {
     }
     let end = reader.position();
     let run = tally.run().to_owned();
+    let began = humantime::parse_rfc3339(tally.began()).ok();
     let (spent, open) = tally.settle();
-    Ok(Scan { chain: end.chain, whole_bytes: end.offset, run, spent, open })
+    Ok(Scan { chain: end.chain, whole_bytes: end.offset, run, began, spent, open })
 }
 
 /// Opens or creates a log for appending and makes sure that no other process writes it.

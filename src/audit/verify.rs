@@ -109,6 +109,11 @@ impl Tally {
         &self.report.run
     }
 
+    /// The time of the first record.
+    pub(super) fn began(&self) -> &str {
+        &self.report.first
+    }
+
     /// What has been spent, and what is still reserved, in the order of admission.
     pub(super) fn settle(self) -> (Amount, Vec<(String, Amount)>) {
         let mut open: Vec<_> = self.open.into_iter().collect();
@@ -151,7 +156,7 @@ impl Tally {
             }
             Event::Finished(_) => report.finished = true,
             Event::Checkpoint(checkpoint) => return self.checkpoint(entry, checkpoint),
-            Event::Repaired(_) | Event::Other => (),
+            Event::Opened(_) | Event::Repaired(_) | Event::Other => (),
         }
         Ok(())
     }

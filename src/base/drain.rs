@@ -8,11 +8,14 @@ use std::time::Duration;
 use hyper::rt::Executor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// A handle to a group of tasks. Clones share the group.
 #[derive(Clone, Debug, Default)]
 pub struct Drain {
     tasks: TaskTracker,
+    /// The tasks of the group that this one is a part of.
+    all: Option<TaskTracker>,
     closing: CancellationToken,
     cut: CancellationToken,
 }
@@ -37,16 +40,35 @@ where
 }
 
 impl Drain {
+    /// A group within this one: it finishes when this one does, or before and by itself.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        Self {
+            tasks: TaskTracker::new(),
+            all: Some(self.all.as_ref().unwrap_or(&self.tasks).clone()),
+            closing: self.closing.child_token(),
+            cut: self.cut.child_token(),
+        }
+    }
+
     /// Runs a task in the background of the current runtime; [`Drain::finish`] waits for it.
     pub fn spawn<F>(&self, task: F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the one place that spawns; the tracker waits"
-        )]
-        tokio::spawn(self.tasks.track_future(task));
+        let task = self.tasks.track_future(task);
+        match &self.all {
+            Some(all) => spawn(all.track_future(task)),
+            None => spawn(task),
+        }
+    }
+
+    /// Counts work within a task of another group like a task of this one, until the token is dropped;
+    /// `None` where no new work should begin.
+    pub fn enter(&self) -> Option<TaskTrackerToken> {
+        // Counted first: who finishes the group after this has looked will wait for it.
+        let token = self.tasks.token();
+        (!self.closing.is_cancelled()).then_some(token)
     }
 
     /// Cancelled when no new work should begin.
@@ -75,4 +97,12 @@ impl Drain {
         self.tasks.wait().await;
         Drained::Cut
     }
+}
+
+fn spawn<F>(task: F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    #[expect(clippy::disallowed_methods, reason = "the one place that spawns; a tracker waits")]
+    tokio::spawn(task);
 }

@@ -1,4 +1,4 @@
-//! Bytes as lower-case hexadecimal text, without an allocation.
+//! Bytes as lower-case hexadecimal text.
 
 /// Writes `bytes` into `text`, which is twice as long.
 ///
@@ -31,6 +31,14 @@ pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
         *byte = digit(pair[0])? << 4 | digit(pair[1])?;
     }
     Some(bytes)
+}
+
+/// The SHA-256 digest of `bytes` as text.
+pub fn sha256(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    let mut text = [0; 64];
+    encode(digest.as_ref(), &mut text);
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn digit(character: u8) -> Option<u8> {

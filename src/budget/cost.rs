@@ -1,12 +1,17 @@
 //! Money, counted in whole units so small that nothing is lost.
 
 use std::fmt::{self, Display, Formatter};
+use std::ops::Add;
 
-/// Billionths of a US dollar. Shown in dollars, without loss.
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Billionths of a US dollar. Shown, written and read in dollars, without loss. Sums saturate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanodollars(pub u64);
 
 impl Nanodollars {
+    pub const ZERO: Self = Self(0);
+
     const PER_DOLLAR: u64 = 1_000_000_000;
 
     /// Reads a decimal number of dollars, exponent allowed, rounded to the nearest billionth.
@@ -43,6 +48,58 @@ impl Nanodollars {
         };
         u64::try_from(nanodollars).ok().map(Self)
     }
+
+    pub fn is_zero(&self) -> bool {
+        self.0 == 0
+    }
+
+    /// Dollars, for where a float will do: metrics.
+    #[expect(clippy::cast_precision_loss, reason = "a gauge is read by people")]
+    pub fn dollars(self) -> f64 {
+        self.0 as f64 / Self::PER_DOLLAR as f64
+    }
+
+    #[must_use]
+    pub fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Add for Nanodollars {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+/// A text, because a JSON number is a float to many readers.
+impl Serialize for Nanodollars {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A text or a number; of a float, the digits that it was written with.
+impl<'de> Deserialize<'de> for Nanodollars {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Dollars {
+            Text(String),
+            Whole(u64),
+            Decimal(f64),
+        }
+        let expected = "an amount of dollars, such as \"2.50\"";
+        let text = match Dollars::deserialize(deserializer) {
+            Ok(Dollars::Text(text)) => text,
+            Ok(Dollars::Whole(dollars)) => dollars.to_string(),
+            Ok(Dollars::Decimal(dollars)) => dollars.to_string(),
+            Err(_) => return Err(de::Error::custom(format_args!("give {expected}"))),
+        };
+        Self::parse(&text)
+            .ok_or_else(|| de::Error::custom(format_args!("`{text}` is not {expected}")))
+    }
 }
 
 impl Display for Nanodollars {
@@ -51,8 +108,13 @@ impl Display for Nanodollars {
         if fraction == 0 {
             return write!(f, "{whole}");
         }
-        let digits = format!("{fraction:09}");
-        write!(f, "{whole}.{}", digits.trim_end_matches('0'))
+        let mut fraction = fraction;
+        let mut width = 9;
+        while fraction % 10 == 0 {
+            fraction /= 10;
+            width -= 1;
+        }
+        write!(f, "{whole}.{fraction:0width$}")
     }
 }
 

@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
+use super::cost::Nanodollars;
+use super::price::Price;
 use super::rate::Rates;
 use super::usage::{Amount, Tokens, Usage};
 
@@ -17,6 +20,8 @@ pub struct Limits {
     pub max_total_tokens: Option<Tokens>,
     pub max_input_tokens: Option<Tokens>,
     pub max_output_tokens: Option<Tokens>,
+    /// By our own price table, in dollars.
+    pub max_cost_usd: Option<Nanodollars>,
     /// Calls open at the same time.
     pub max_concurrent: Option<u32>,
     pub requests_per_minute: Option<u32>,
@@ -27,7 +32,7 @@ pub struct Limits {
 }
 
 /// What one call asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
     /// Whether the call makes a model generate.
     pub is_turn: bool,
@@ -37,6 +42,8 @@ pub struct Ask {
     pub output: Option<Tokens>,
     /// How many answers the model writes; 0 is as good as 1.
     pub choices: u32,
+    /// What the model's tokens cost; `None` where nobody knows, or nothing is to be counted.
+    pub price: Option<Arc<Price>>,
 }
 
 /// Why a call may not begin.
@@ -48,6 +55,10 @@ pub enum Refusal {
         "{kind} token budget exhausted: {spent} of {limit} tokens are spent and this call needs about {needed}"
     )]
     Tokens { kind: &'static str, spent: u64, limit: u64, needed: u64 },
+    #[error(
+        "cost budget exhausted: ${spent} of ${limit} are spent and this call needs about ${needed}"
+    )]
+    Cost { spent: Nanodollars, limit: Nanodollars, needed: Nanodollars },
     #[error("the run's deadline of {} has passed", humantime::format_duration(*limit))]
     Deadline { limit: Duration },
     #[error("{limit} calls are open at the same time, which is the limit")]
@@ -70,24 +81,34 @@ pub struct Status {
     pub input_tokens_left: Option<Tokens>,
     pub output_tokens_left: Option<Tokens>,
     pub total_tokens_left: Option<Tokens>,
+    pub cost_left_usd: Option<Nanodollars>,
     #[serde(with = "humantime_serde")]
     pub time_left: Option<Duration>,
 }
 
-/// A run's budget. All counters change under one lock, which is never held across an await.
+/// A run's budget. Limits and counters change under one lock, which is never held across an await.
 #[derive(Debug)]
 pub struct Ledger {
-    limits: Limits,
     started: Instant,
-    rates: Rates,
+    exhausted: CancellationToken,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    limits: Limits,
+    rates: Rates,
     spent: Amount,
     reserved: Amount,
     open_calls: u32,
+}
+
+/// What earlier processes of a run have left behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    pub spent: Amount,
+    /// Time since the run began.
+    pub age: Duration,
 }
 
 /// What a call may spend. Dropped unsettled, it is charged in full.
@@ -95,15 +116,40 @@ struct State {
 pub struct Reservation {
     ledger: Arc<Ledger>,
     granted: Amount,
+    output_limit: Option<Tokens>,
+    price: Option<Arc<Price>>,
     open: bool,
 }
 
+impl Limits {
+    /// These limits, and those of `base` where these set none.
+    #[must_use]
+    pub fn or(self, base: &Self) -> Self {
+        Self {
+            max_turns: self.max_turns.or(base.max_turns),
+            max_total_tokens: self.max_total_tokens.or(base.max_total_tokens),
+            max_input_tokens: self.max_input_tokens.or(base.max_input_tokens),
+            max_output_tokens: self.max_output_tokens.or(base.max_output_tokens),
+            max_cost_usd: self.max_cost_usd.or(base.max_cost_usd),
+            max_concurrent: self.max_concurrent.or(base.max_concurrent),
+            requests_per_minute: self.requests_per_minute.or(base.requests_per_minute),
+            tokens_per_minute: self.tokens_per_minute.or(base.tokens_per_minute),
+            deadline: self.deadline.or(base.deadline),
+        }
+    }
+}
+
 impl Ledger {
-    /// `spent` is what earlier processes of the same run have spent already.
-    pub fn new(limits: Limits, spent: Amount) -> Self {
+    pub fn new(limits: Limits, past: Past) -> Self {
         let rates = Rates::new(limits.requests_per_minute, limits.tokens_per_minute);
-        let state = Mutex::new(State { spent, ..State::default() });
-        Self { limits, started: Instant::now(), rates, state }
+        let Past { spent, age } = past;
+        let now = Instant::now();
+        let state = State { limits, rates, spent, reserved: Amount::default(), open_calls: 0 };
+        Self {
+            started: now.checked_sub(age).unwrap_or(now),
+            exhausted: CancellationToken::new(),
+            state: Mutex::new(state),
+        }
     }
 
     /// Reserves everything a call asks for, or nothing.
@@ -111,26 +157,50 @@ impl Ledger {
     /// # Errors
     /// The limit that stands in the way; what is spent for good comes before what only needs time.
     pub fn reserve(self: &Arc<Self>, ask: &Ask) -> Result<Reservation, Refusal> {
-        self.check_deadline()?;
+        let reserved = self.try_reserve(ask);
+        if reserved.as_ref().is_err_and(Refusal::is_for_good) {
+            self.exhausted.cancel();
+        }
+        reserved
+    }
+
+    fn try_reserve(self: &Arc<Self>, ask: &Ask) -> Result<Reservation, Refusal> {
         let mut state = self.state();
-        let granted = self.grant(&state, ask)?;
-        if let Some(limit) = self.limits.max_concurrent.filter(|limit| state.open_calls >= *limit) {
+        self.check_deadline(&state.limits)?;
+        let (granted, output_limit) = state.grant(ask)?;
+        if let Some(limit) = state.limits.max_concurrent.filter(|limit| state.open_calls >= *limit)
+        {
             return Err(Refusal::Concurrency { limit });
         }
-        self.rates.admit(granted.total())?;
+        state.rates.admit(granted.input)?;
         state.reserved = state.reserved + granted;
         state.open_calls += 1;
         drop(state);
-        Ok(Reservation { ledger: Arc::clone(self), granted, open: true })
+        let (ledger, price) = (Arc::clone(self), ask.price.clone());
+        Ok(Reservation { ledger, granted, output_limit, price, open: true })
     }
 
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    /// Whether money is limited, so that a model's price has to be known.
+    pub fn counts_cost(&self) -> bool {
+        self.state().limits.max_cost_usd.is_some()
+    }
+
+    /// Changes the limits. What is spent stays spent, and calls still open keep what they have.
+    pub fn change(&self, limits: Limits) {
+        let mut state = self.state();
+        state.rates.change(limits.requests_per_minute, limits.tokens_per_minute);
+        state.limits = limits;
     }
 
     /// When the run must be over.
     pub fn deadline(&self) -> Option<Instant> {
-        self.limits.deadline.map(|limit| self.started + limit)
+        self.state().limits.deadline.map(|limit| self.started + limit)
+    }
+
+    /// Cancelled when a call is refused because what it needs is spent for good: not when the last turn is taken,
+    /// after which a run may still have things to say.
+    pub fn exhausted(&self) -> &CancellationToken {
+        &self.exhausted
     }
 
     pub fn spent(&self) -> Amount {
@@ -138,62 +208,36 @@ impl Ledger {
     }
 
     pub fn status(&self) -> Status {
-        let (spent, reserved, open_calls) = {
-            let state = self.state();
-            (state.spent, state.reserved, state.open_calls)
-        };
-        let held = spent + reserved;
+        self.status_beside(Amount::default())
+    }
+
+    /// The same, as if a call that is still open had not reserved `own`.
+    pub fn status_beside(&self, own: Amount) -> Status {
+        let state = self.state();
+        let held = (state.spent + state.reserved).saturating_sub(own);
+        let limits = state.limits.clone();
         let left =
             |limit: Option<Tokens>, held: Tokens| limit.map(|limit| limit.saturating_sub(held));
+        let end = limits.deadline.map(|limit| self.started + limit);
         Status {
-            turns_left: self.limits.max_turns.map(|limit| limit.saturating_sub(held.turns)),
-            input_tokens_left: left(self.limits.max_input_tokens, held.input),
-            output_tokens_left: left(self.limits.max_output_tokens, held.output),
-            total_tokens_left: left(self.limits.max_total_tokens, held.total()),
-            time_left: self.deadline().map(|end| end.saturating_duration_since(Instant::now())),
-            limits: self.limits.clone(),
-            spent,
-            reserved,
-            open_calls,
+            turns_left: limits.max_turns.map(|limit| limit.saturating_sub(held.turns)),
+            input_tokens_left: left(limits.max_input_tokens, held.input),
+            output_tokens_left: left(limits.max_output_tokens, held.output),
+            total_tokens_left: left(limits.max_total_tokens, held.total()),
+            cost_left_usd: limits.max_cost_usd.map(|limit| limit.saturating_sub(held.cost)),
+            time_left: end.map(|end| end.saturating_duration_since(Instant::now())),
+            limits,
+            spent: state.spent,
+            reserved: state.reserved,
+            open_calls: state.open_calls,
         }
     }
 
-    fn check_deadline(&self) -> Result<(), Refusal> {
-        match self.limits.deadline {
+    fn check_deadline(&self, limits: &Limits) -> Result<(), Refusal> {
+        match limits.deadline {
             Some(limit) if self.started.elapsed() >= limit => Err(Refusal::Deadline { limit }),
             _ => Ok(()),
         }
-    }
-
-    /// What a call would be granted now, were no other call in its way.
-    fn grant(&self, state: &State, ask: &Ask) -> Result<Amount, Refusal> {
-        let Limits { max_turns, max_input_tokens, max_output_tokens, max_total_tokens, .. } =
-            self.limits;
-        let turns = u64::from(ask.is_turn);
-        check_turns(max_turns, state, turns)?;
-        let wanted_output = match (ask.is_turn, ask.output) {
-            (true, None) => Tokens(DEFAULT_OUTPUT.0.saturating_mul(ask.choices.max(1).into())),
-            (_, asked) => asked.unwrap_or_default(),
-        };
-        let least_output = Tokens(u64::from(ask.is_turn)).min(wanted_output);
-        let free_input =
-            free(max_input_tokens, "input", state.spent.input, state.reserved.input, ask.input)?;
-        let free_output = free(
-            max_output_tokens,
-            "output",
-            state.spent.output,
-            state.reserved.output,
-            least_output,
-        )?;
-        let free_total = free(
-            max_total_tokens,
-            "total",
-            state.spent.total(),
-            state.reserved.total(),
-            ask.input + least_output,
-        )?;
-        let output = wanted_output.min(free_output).min(free_total.saturating_sub(ask.input));
-        Ok(Amount { turns, input: ask.input.min(free_input), output })
     }
 
     fn close(&self, granted: Amount, charge: Amount) {
@@ -201,12 +245,95 @@ impl Ledger {
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
         state.open_calls = state.open_calls.saturating_sub(1);
-        drop(state);
-        self.rates.settle(granted.total(), charge.total());
+        state.rates.settle(granted.input, charge.total());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Refusal {
+    /// Whether no later call of its kind can be let through either. A deadline is told by [`Ledger::deadline`].
+    fn is_for_good(&self) -> bool {
+        match self {
+            Self::Turns { .. } | Self::Tokens { .. } | Self::Cost { .. } => true,
+            Self::Deadline { .. }
+            | Self::Concurrency { .. }
+            | Self::Reserved { .. }
+            | Self::Rate { .. } => false,
+        }
+    }
+}
+
+impl State {
+    /// What a call would be granted now, were no other call in its way; and the most that it may
+    /// write, where a limit says so.
+    fn grant(&self, ask: &Ask) -> Result<(Amount, Option<Tokens>), Refusal> {
+        let turns = u64::from(ask.is_turn);
+        self.check_turns(turns)?;
+        let choices = u64::from(ask.choices.max(1));
+        let wanted = match (ask.is_turn, ask.output) {
+            (true, None) => Tokens(DEFAULT_OUTPUT.0.saturating_mul(choices)),
+            (_, asked) => asked.unwrap_or_default(),
+        };
+        let least = if ask.is_turn { Tokens(choices).min(wanted) } else { Tokens::ZERO };
+        self.free(Kind::Input, ask.input)?;
+        let bounds = [
+            self.free(Kind::Output, least)?,
+            self.free(Kind::Total, ask.input + least)?.map(|free| free.saturating_sub(ask.input)),
+            self.free_money(ask, least)?,
+        ];
+        let bound = bounds.into_iter().flatten().min().map(|free| free.min(wanted));
+        let output = bound.unwrap_or(wanted);
+        let cost =
+            ask.price.as_ref().map(|price| price.most(ask.input, output)).unwrap_or_default();
+        Ok((Amount { turns, input: ask.input, output, cost }, bound.filter(|_| ask.is_turn)))
+    }
+
+    fn check_turns(&self, turns: u64) -> Result<(), Refusal> {
+        let Some(limit) = self.limits.max_turns.filter(|_| turns > 0) else { return Ok(()) };
+        // A turn held by an open call comes back only if that call is never delivered: not worth a wait.
+        let spent = self.spent.turns + self.reserved.turns;
+        if spent < limit { Ok(()) } else { Err(Refusal::Turns { spent, limit }) }
+    }
+
+    /// What is free of a kind of tokens, if it is limited and at least `needed` is.
+    fn free(&self, kind: Kind, needed: Tokens) -> Result<Option<Tokens>, Refusal> {
+        let Limits { max_input_tokens, max_output_tokens, max_total_tokens, .. } = self.limits;
+        let (name, limit, of): (_, _, fn(&Amount) -> Tokens) = match kind {
+            Kind::Input => ("input", max_input_tokens, |amount| amount.input),
+            Kind::Output => ("output", max_output_tokens, |amount| amount.output),
+            Kind::Total => ("total", max_total_tokens, Amount::total),
+        };
+        let Some(limit) = limit else { return Ok(None) };
+        let (spent, reserved) = (of(&self.spent), of(&self.reserved));
+        if spent + needed > limit {
+            let (Tokens(spent), Tokens(limit), Tokens(needed)) = (spent, limit, needed);
+            return Err(Refusal::Tokens { kind: name, spent, limit, needed });
+        }
+        if spent + reserved + needed > limit {
+            return Err(Refusal::Reserved { kind: name });
+        }
+        Ok(Some(limit.saturating_sub(spent + reserved)))
+    }
+
+    /// The output that the money left pays for, if it is limited and pays for `least`.
+    fn free_money(&self, ask: &Ask, least: Tokens) -> Result<Option<Tokens>, Refusal> {
+        let (Some(limit), Some(price)) = (self.limits.max_cost_usd, &ask.price) else {
+            return Ok(None);
+        };
+        let needed = price.most(ask.input, least);
+        let (spent, reserved) = (self.spent.cost, self.reserved.cost);
+        // Where nothing is left, a call that costs nothing is refused, too: who has a budget of $0
+        // wants no calls.
+        if spent >= limit || spent + needed > limit {
+            return Err(Refusal::Cost { spent, limit, needed });
+        }
+        if spent + reserved + needed > limit {
+            return Err(Refusal::Reserved { kind: "cost" });
+        }
+        Ok(Some(price.affordable(limit.saturating_sub(spent + reserved), ask.input)))
     }
 }
 
@@ -215,10 +342,17 @@ impl Reservation {
         self.granted
     }
 
+    /// The most that all answers of the call together may have, where a budget limits them.
+    pub fn output_limit(&self) -> Option<Tokens> {
+        self.output_limit
+    }
+
     /// Charges what was used, and gives back the rest.
     #[must_use = "the charge belongs into the audit"]
     pub fn settle(mut self, usage: &Usage) -> Amount {
-        let charge = Amount { turns: self.granted.turns, input: usage.input, output: usage.output };
+        let cost = self.price.as_ref().map(|price| price.cost(usage)).unwrap_or_default();
+        let charge =
+            Amount { turns: self.granted.turns, input: usage.input, output: usage.output, cost };
         self.open = false;
         self.ledger.close(self.granted, charge);
         charge
@@ -239,32 +373,15 @@ impl Drop for Reservation {
     }
 }
 
-fn check_turns(limit: Option<u64>, state: &State, turns: u64) -> Result<(), Refusal> {
-    let Some(limit) = limit.filter(|_| turns > 0) else { return Ok(()) };
-    // A turn held by an open call comes back only if that call is never delivered: not worth a wait.
-    let held = state.spent.turns + state.reserved.turns;
-    if held < limit { Ok(()) } else { Err(Refusal::Turns { spent: held, limit }) }
+/// The limited kinds of tokens.
+#[derive(Clone, Copy)]
+enum Kind {
+    Input,
+    Output,
+    Total,
 }
 
-/// What is free of a limit, if at least `needed` is.
-fn free(
-    limit: Option<Tokens>,
-    kind: &'static str,
-    spent: Tokens,
-    reserved: Tokens,
-    needed: Tokens,
-) -> Result<Tokens, Refusal> {
-    let Some(limit) = limit else { return Ok(Tokens(u64::MAX)) };
-    if spent + needed > limit {
-        let (Tokens(spent), Tokens(limit), Tokens(needed)) = (spent, limit, needed);
-        return Err(Refusal::Tokens { kind, spent, limit, needed });
-    }
-    if spent + reserved + needed > limit {
-        return Err(Refusal::Reserved { kind });
-    }
-    Ok(limit.saturating_sub(spent + reserved))
-}
-
-/// Reserved for each answer whose client set no limit: the default of common clients, and what is
-/// left where that is less.
-const DEFAULT_OUTPUT: Tokens = Tokens(4096);
+/// Reserved for each answer whose client set no limit, and what is left where that is less; with a
+/// budget it becomes the answer's limit. Ours: Codex sets none, and its longest turns, reasoning
+/// included, stay under it.
+const DEFAULT_OUTPUT: Tokens = Tokens(16 * 1024);

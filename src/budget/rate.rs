@@ -1,7 +1,6 @@
 //! Requests and tokens per minute.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use governor::clock::{Clock, DefaultClock};
@@ -10,13 +9,13 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use super::ledger::Refusal;
 use super::usage::Tokens;
 
-/// The two rate limits of a run.
+/// The two rate limits of a run. The caller keeps them under a lock.
 #[derive(Debug)]
 pub(super) struct Rates {
     requests: Option<Rate>,
     tokens: Option<Rate>,
-    /// Tokens that calls used beyond what they had reserved; the next calls pay them off.
-    debt: AtomicU64,
+    /// Tokens that calls used beyond their estimated input; the next calls pay them off.
+    debt: u64,
 }
 
 #[derive(Debug)]
@@ -27,25 +26,35 @@ struct Rate {
 
 impl Rates {
     pub(super) fn new(requests: Option<u32>, tokens: Option<u32>) -> Self {
-        Self { requests: Rate::new(requests), tokens: Rate::new(tokens), debt: AtomicU64::new(0) }
+        Self { requests: Rate::new(requests), tokens: Rate::new(tokens), debt: 0 }
     }
 
-    /// Takes one request and its tokens out of the minute, or says how long to wait.
+    /// A limit that stays the same keeps its place in the minute.
+    pub(super) fn change(&mut self, requests: Option<u32>, tokens: Option<u32>) {
+        for (rate, limit) in [(&mut self.requests, requests), (&mut self.tokens, tokens)] {
+            if rate.as_ref().map(|rate| rate.limit.get()) != limit {
+                *rate = Rate::new(limit);
+            }
+        }
+    }
+
+    /// Takes one request and its input out of the minute, or says how long to wait.
     ///
-    /// What is taken cannot be put back, so the request comes first: a client that hammers at one limit
-    /// must not use up a minute of tokens with calls that are never made.
-    pub(super) fn admit(&self, tokens: Tokens) -> Result<(), Refusal> {
+    /// What is taken cannot be put back, so the request comes first: a client that hammers at one
+    /// limit must not use up a minute of tokens with calls that are never made. For the same reason
+    /// the output is not taken before it is known; it becomes a debt when the call is settled.
+    pub(super) fn admit(&mut self, input: Tokens) -> Result<(), Refusal> {
         self.requests.as_ref().map_or(Ok(()), |rate| rate.take("requests", 1))?;
         let Some(rate) = &self.tokens else { return Ok(()) };
-        let debt = self.debt.swap(0, Ordering::Relaxed);
-        rate.take("tokens", tokens.0.saturating_add(debt)).inspect_err(|_| {
-            self.debt.fetch_add(debt, Ordering::Relaxed);
-        })
+        let owed = input.0.saturating_add(self.debt);
+        rate.take("tokens", owed)?;
+        self.debt = owed.saturating_sub(rate.limit.get().into());
+        Ok(())
     }
 
-    pub(super) fn settle(&self, reserved: Tokens, used: Tokens) {
+    pub(super) fn settle(&mut self, taken: Tokens, used: Tokens) {
         if self.tokens.is_some() {
-            self.debt.fetch_add(used.saturating_sub(reserved).0, Ordering::Relaxed);
+            self.debt = self.debt.saturating_add(used.saturating_sub(taken).0);
         }
     }
 }

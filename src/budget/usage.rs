@@ -5,6 +5,8 @@ use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
+use super::cost::Nanodollars;
+
 /// A number of tokens. Sums saturate: a hostile count cannot wrap a budget round to zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -24,6 +26,9 @@ pub struct Usage {
     /// The part of `input` that was written to a cache.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub cache_write: Tokens,
+    /// The part of `cache_write` that is kept for an hour; the rest is kept for five minutes.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub cache_write_1h: Tokens,
     /// The part of `output` that was reasoning.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub reasoning: Tokens,
@@ -49,6 +54,9 @@ pub struct Amount {
     pub turns: u64,
     pub input: Tokens,
     pub output: Tokens,
+    /// By our own price table; zero where the model stands in none.
+    #[serde(default, rename = "cost_usd", skip_serializing_if = "Nanodollars::is_zero")]
+    pub cost: Nanodollars,
 }
 
 impl Tokens {
@@ -81,6 +89,7 @@ impl Amount {
             turns: self.turns.saturating_sub(other.turns),
             input: self.input.saturating_sub(other.input),
             output: self.output.saturating_sub(other.output),
+            cost: self.cost.saturating_sub(other.cost),
         }
     }
 }
@@ -93,6 +102,7 @@ impl Add for Amount {
             turns: self.turns.saturating_add(other.turns),
             input: self.input + other.input,
             output: self.output + other.output,
+            cost: self.cost + other.cost,
         }
     }
 }

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use crate::audit::read::{self, Broken, Entry, Event, Reader, Refusal, Session, Settlement};
+use crate::audit::read::{
+    self, Broken, Connection, Entry, Event, Reader, Refusal, Session, Settlement,
+};
 use crate::audit::verify::{self, Report};
 use crate::audit::{Error, PublicKey};
 use crate::budget::Amount;
@@ -142,7 +144,7 @@ fn write_row(entry: &Entry, date: &mut String, out: &mut impl Write) -> io::Resu
     let time = Plain(time.trim_end_matches('Z')).to_string();
     let name = Plain(&entry.name).to_string();
     let request = Plain(request(&entry.event)).to_string();
-    writeln!(out, "{seq:>6}  {time:12}  {name:16}  {request:36}  {}", What(&entry.event))
+    writeln!(out, "{seq:>6}  {time:12}  {name:17}  {request:36}  {}", What(&entry.event))
 }
 
 fn request(event: &Event) -> &str {
@@ -161,6 +163,7 @@ impl Display for What<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.0 {
             Event::Started(session) => write_session(session, f),
+            Event::Opened(connection) => write_connection(connection, f),
             Event::Admitted(admission) => {
                 let route = Plain(&admission.route);
                 let model = Plain(admission.model.as_deref().unwrap_or("-"));
@@ -186,6 +189,18 @@ fn write_session(session: &Session, f: &mut Formatter<'_>) -> fmt::Result {
     let (version, policy) = (Plain(&session.version), Plain(&session.policy));
     let resumed = if session.resumed { ", resumed" } else { "" };
     write!(f, "attempt {attempt}{resumed}, account {account}, version {version}, policy {policy}")
+}
+
+fn write_connection(connection: &Connection, f: &mut Formatter<'_>) -> fmt::Result {
+    let Connection { pid, uid: Some(uid), gid: Some(gid), cgroup, .. } = connection else {
+        return write!(f, "{} more, of further processes", connection.repeats);
+    };
+    write!(f, "uid {uid}, gid {gid}")?;
+    match pid {
+        Some(pid) => write!(f, ", pid {pid}")?,
+        None => f.write_str(", in another namespace")?,
+    }
+    cgroup.as_ref().map_or(Ok(()), |cgroup| write!(f, ", in {}", Plain(cgroup)))
 }
 
 fn write_settlement(settlement: &Settlement, f: &mut Formatter<'_>) -> fmt::Result {
@@ -217,9 +232,10 @@ struct Words(Amount);
 
 impl Display for Words {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Amount { turns, input, output } = self.0;
+        let Amount { turns, input, output, cost } = self.0;
         let plural = if turns == 1 { "" } else { "s" };
-        write!(f, "{turns} turn{plural}, {} in, {} out", input.0, output.0)
+        write!(f, "{turns} turn{plural}, {} in, {} out", input.0, output.0)?;
+        if cost.is_zero() { Ok(()) } else { write!(f, ", ${cost}") }
     }
 }
 

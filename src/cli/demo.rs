@@ -19,7 +19,7 @@ use super::audit;
 use crate::app::App;
 use crate::base::secret::Secret;
 use crate::config::Config;
-use crate::gateway::access_log::Destination;
+use crate::observe::access_log::Destination;
 use crate::provider::{Provider, Script, Seen};
 use client::{Answer, Client};
 
@@ -46,7 +46,8 @@ async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
         "A provider listens on {upstream}; the gateway, on a unix socket, is the agent's only way to it."
     )?;
     writeln!(out, "The run may take {TURNS} turns. The agent holds no key.")?;
-    let agent = Agent { socket: app.socket().to_path_buf(), seen };
+    let socket = app.socket().context("the demo has one run")?.to_path_buf();
+    let agent = Agent { socket, seen };
     let story = async {
         let told = tell(&agent, out).await;
         stop.cancel();
@@ -105,13 +106,21 @@ async fn tell(agent: &Agent, out: &mut impl Write) -> anyhow::Result<()> {
         answer.litellm_headers()
     )?;
 
-    heading(out, "4. Where there is nothing to see")?;
+    heading(out, "4. Bodies that lie, or lead out of the sandbox")?;
+    for (what, field) in BODIES {
+        let mut body = json!({"model": "demo", "messages": []});
+        body[*what] = serde_json::from_str(field)?;
+        let answer = agent.call(&body, &[]).await?;
+        writeln!(out, "  {:<44} {} {}", format!("{what}: {field}"), answer.status, answer.code())?;
+    }
+
+    heading(out, "5. Where there is nothing to see")?;
     for path in ["/key/list", "/v1/mcp/server", "/v1/%6dodels", "/v1/chat/../models"] {
         let answer = agent.client().get(path).await?;
         writeln!(out, "  GET {path:<24} {} {}", answer.status, answer.text())?;
     }
 
-    heading(out, "5. One call too many")?;
+    heading(out, "6. One call too many")?;
     let answer = agent.call(&json!({"model": "demo", "messages": []}), &[]).await?;
     writeln!(out, "  agent saw      {} {}", answer.status, answer.text())?;
     writeln!(out, "  upstream saw   nothing: {} calls reached it", agent.seen.count())?;
@@ -206,6 +215,14 @@ const LIES: &[(&str, &str)] = &[
     ("x-litellm-spend-logs-metadata", "{\"run_id\":\"other\"}"),
     ("x-litellm-tags", "free-of-charge"),
     ("user-agent", "definitely-not-an-agent"),
+];
+
+const BODIES: &[(&str, &str)] = &[
+    ("api_key", "\"sk-attacker\""),
+    ("fallbacks", "[\"a-dearer-model\"]"),
+    ("web_search_options", "{}"),
+    ("tools", "[{\"type\":\"mcp\",\"server_url\":\"https://x\"}]"),
+    ("n", "50"),
 ];
 
 const TURNS: u64 = 3;

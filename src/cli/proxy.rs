@@ -1,46 +1,74 @@
 //! `cogni-gateway proxy`: serves one run, in place of the nginx container that did it before.
 
-use std::path::Path;
+use std::convert::Infallible;
+use std::future::pending;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use clap::{Arg, ArgMatches, Command};
+use anyhow::bail;
+use clap::{ArgMatches, Command};
 use tokio_util::sync::CancellationToken;
 
-use crate::app::App;
+use super::flags;
+use crate::admin::Admin;
+use crate::app::{App, By, Runs};
 use crate::config::{Config, SETTINGS};
 
-/// The command's flags: one for each setting.
+/// The command and its flags: one for each setting.
 pub fn command() -> Command {
-    let config = Arg::new("CONFIG")
-        .long("config")
-        .value_name("FILE")
-        .help("A TOML file with further settings [env: CONFIG]");
-    let flags = SETTINGS.iter().map(|setting| {
-        let help = format!("{} [env: {}]", setting.help, setting.variables());
-        Arg::new(setting.name).long(setting.flag()).value_name(setting.value).help(help)
-    });
     Command::new("proxy")
         .about("Serve one run on a unix socket")
         .after_help(EXAMPLE)
-        .arg(config)
-        .args(flags)
+        .args(flags::of(SETTINGS.iter()))
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let config = configure(matches, |name| std::env::var(name).ok())?;
+    let matches = matches.clone();
+    serve(move || configure(&matches, |name| std::env::var(name).ok()))
+}
+
+/// Serves what is configured until a signal ends it; another signal configures it anew.
+pub(super) fn serve(
+    configure: impl Fn() -> anyhow::Result<Config> + Clone + Send + Sync + 'static,
+) -> anyhow::Result<ExitCode> {
+    let config = configure()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
+        // First: who finds another process at its place must not touch the runs' records.
+        let admin = Admin::bind(&config.admin)?;
         let app = App::build(config)?;
         let shutdown = CancellationToken::new();
-        let signals = crate::app::signals(shutdown.clone(), app.access_log())?;
+        let (reload, runs) = (Arc::new(app.reload()), app.runs().clone());
+        let by = |by| {
+            let (reload, configure) = (Arc::clone(&reload), configure.clone());
+            move || reload(by, configure())
+        };
+        let signals = crate::app::signals(shutdown.clone(), app.access_log(), by(By::Signal))?;
+        let operators = operators(admin.as_ref(), runs, by(By::Admin));
         tokio::select! {
             biased;
             served = app.serve(shutdown) => served?,
             never = signals => match never {},
+            never = operators => match never {},
         }
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Serves the operator's socket, where there is one, for as long as the runs are served: what is
+/// draining may still have to be cut.
+async fn operators(
+    admin: Option<&Admin>,
+    runs: Runs,
+    reload: impl Fn() -> anyhow::Result<()> + Send + Sync + 'static,
+) -> Infallible {
+    if let Some(admin) = admin
+        && let Err(error) = admin.serve(runs, reload, pending()).await
+    {
+        tracing::error!(%error, "cannot serve the operator's socket");
+    }
+    pending().await
 }
 
 /// The configuration: the file, then the environment, then the flags.
@@ -48,16 +76,9 @@ pub fn configure(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Config> {
-    let file = matches
-        .get_one("CONFIG")
-        .cloned()
-        .or_else(|| variable("CONFIG"))
-        .filter(|file: &String| !file.is_empty());
-    let mut config =
-        file.map_or_else(|| Ok(Config::default()), |file| Config::read(Path::new(&file)))?;
-    for setting in SETTINGS {
-        let given = setting.find(matches.get_one(setting.name).cloned(), &variable)?;
-        setting.apply(&mut config, &given.unwrap_or_default())?;
+    let config = flags::read(SETTINGS.iter(), matches, variable)?;
+    if config.shared.is_some() {
+        bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
     }
     config.check()?;
     Ok(config)
@@ -66,6 +87,8 @@ pub fn configure(
 const EXAMPLE: &str = "\
 A flag wins over its variable, a variable over the file. Arguments are visible to every process, so
 a secret is given as a variable or as the path of its file.
+
+SIGHUP reads the file again: policy, budget and prices change at once, or not at all.
 
 Example:
   RUN_ID=run-1 BILLING_ACCOUNT_ID=acct-1 LITELLM_MASTER_KEY_FILE=/run/secrets/litellm \\

@@ -10,7 +10,8 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::Config;
 use crate::base::secret::Secret;
-use crate::budget::Tokens;
+use crate::body::Capability;
+use crate::budget::{Nanodollars, Tokens};
 use crate::run::{NAME_RULE, is_name};
 
 /// One setting: how it is called, what it is for, and how it changes the configuration.
@@ -65,6 +66,11 @@ impl Setting {
         Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
     }
 
+    /// Whether it is about the one run of a process, so that it means nothing where there are many.
+    pub fn is_of_one_run(&self) -> bool {
+        OF_ONE_RUN.contains(&self.name)
+    }
+
     /// The flag's name: the variable's in small letters.
     pub fn flag(&self) -> String {
         let flag = self.name.to_ascii_lowercase().replace('_', "-");
@@ -95,6 +101,17 @@ pub const SETTINGS: &[Setting] = &[
         config.listen.socket_gid = gid.map(id).transpose()?;
         Ok(())
     }),
+    text(
+        "SOCKET_REQUIRE_UID",
+        "UID,…",
+        "Whose processes may connect [default: anyone's]",
+        |config, given| {
+            let uids = given.split(',').map(|uid| uid.trim().parse());
+            config.listen.require_uid =
+                uids.collect::<Result<_, _>>().map_err(|_| "give numeric uids, such as 1001")?;
+            Ok(())
+        },
+    ),
     text("RUN_ID", "ID", "The run that is served", |config, given| {
         config.identity.run = name(given)?;
         Ok(())
@@ -151,13 +168,29 @@ pub const SETTINGS: &[Setting] = &[
         },
     ),
     text("MODELS", "NAME,…", "Models that may be used [default: any]", |config, given| {
-        config.policy.body.models = given
-            .split(',')
-            .map(|name| name.trim().to_owned())
-            .filter(|name| !name.is_empty())
-            .collect();
+        config.policy.body.models = list(given).collect();
         Ok(())
     }),
+    text(
+        "CAPABILITIES",
+        "NAME,…",
+        "What providers may do for the run, such as web_search [default: nothing]",
+        |config, given| {
+            config.policy.body.capabilities = list(given)
+                .map(|name| word(&name).ok_or_else(capability_names))
+                .collect::<Result<_, _>>()?;
+            Ok(())
+        },
+    ),
+    text(
+        "UNKNOWN_FIELDS",
+        "POLICY",
+        "reject, drop or pass what is not known in a body [default: drop]",
+        |config, given| {
+            config.policy.body.unknown_fields = word(given).ok_or("give reject, drop or pass")?;
+            Ok(())
+        },
+    ),
     text("MAX_TURNS", "COUNT", "Calls that make a model generate", |config, given| {
         config.budget.max_turns = Some(number(given)?);
         Ok(())
@@ -172,6 +205,11 @@ pub const SETTINGS: &[Setting] = &[
     }),
     text("MAX_OUTPUT_TOKENS", "COUNT", "Tokens that models write", |config, given| {
         config.budget.max_output_tokens = Some(Tokens(number(given)?));
+        Ok(())
+    }),
+    text("MAX_COST_USD", "DOLLARS", "Money, by the price table", |config, given| {
+        let dollars = Nanodollars::parse(given).ok_or("give an amount of dollars, such as 2.50")?;
+        config.budget.max_cost_usd = Some(dollars);
         Ok(())
     }),
     text("MAX_CONCURRENT", "COUNT", "Calls open at the same time", |config, given| {
@@ -190,6 +228,19 @@ pub const SETTINGS: &[Setting] = &[
         config.budget.deadline = Some(Duration::from_secs(positive(given)?.into()));
         Ok(())
     }),
+    text("PRICES_FILE", "PATH", "The price table [default: the built-in one]", |config, given| {
+        config.prices.file = Some(given.into());
+        Ok(())
+    }),
+    text(
+        "UNKNOWN_PRICE",
+        "POLICY",
+        "reject or tokens_only: a model without a price, in a run with MAX_COST_USD [default: reject]",
+        |config, given| {
+            config.prices.unknown = word(given).ok_or("give reject or tokens_only")?;
+            Ok(())
+        },
+    ),
     text("AUDIT_LOG_PATH", "PATH", "The audit log [default: none]", |config, given| {
         config.audit.path = Some(given.into());
         Ok(())
@@ -226,6 +277,10 @@ pub const SETTINGS: &[Setting] = &[
         );
         Ok(())
     }),
+    text("ADMIN_SOCKET_PATH", "PATH", "The operator's socket [default: none]", |config, given| {
+        config.admin.socket_path = Some(given.into());
+        Ok(())
+    }),
     text("WORKERS", "COUNT", "Threads that serve connections [default: 1]", |config, given| {
         config.workers = positive(given)? as usize;
         Ok(())
@@ -241,6 +296,18 @@ pub const SETTINGS: &[Setting] = &[
     ),
 ];
 
+const OF_ONE_RUN: &[&str] = &[
+    "SOCKET_PATH",
+    "SOCKET_MODE",
+    "SOCKET_OWNER",
+    "SOCKET_REQUIRE_UID",
+    "RUN_ID",
+    "ATTEMPT",
+    "BILLING_ACCOUNT_ID",
+    "LITELLM_METADATA_JSON",
+    "AUDIT_LOG_PATH",
+];
+
 type Set = fn(&mut Config, &str) -> Result<(), String>;
 
 const fn text(name: &'static str, value: &'static str, help: &'static str, set: Set) -> Setting {
@@ -254,6 +321,15 @@ const fn secret(name: &'static str, help: &'static str, set: Set) -> Setting {
 pub(super) fn mode(given: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(given, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "give permissions in octal, such as 0600".to_owned())
+}
+
+fn list(given: &str) -> impl Iterator<Item = String> {
+    given.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+fn capability_names() -> String {
+    let names: Vec<_> = Capability::ALL.into_iter().map(Capability::name).collect();
+    format!("give some of {}", names.join(", "))
 }
 
 /// One of a list of words, as the TOML file spells them.

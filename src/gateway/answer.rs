@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::Gateway;
 use super::exchange::{Broken, Followed};
-use super::protocol::Route;
+use super::policy::Policy;
+use crate::protocol::Route;
 
 /// The body of an answer: a text of our own, or what comes from upstream.
 pub enum Answer {
@@ -21,21 +22,37 @@ pub enum Answer {
 /// The answer to a route that needs no model.
 ///
 /// The model list is ours where the run has one, and the upstream's otherwise.
-pub fn own(gateway: &Gateway, route: Route, headers: &HeaderMap) -> Option<Response<String>> {
-    let listed = &gateway.policy.body.models;
+pub fn own(
+    gateway: &Gateway,
+    policy: &Policy,
+    route: Route,
+    headers: &HeaderMap,
+) -> Option<Response<String>> {
+    if !is_own(policy, route) {
+        return None;
+    }
     let body = match route {
         Route::Health => health(gateway),
         Route::RunStatus => status(gateway).to_string(),
-        Route::Models if !listed.is_empty() => {
-            models(listed, headers.contains_key("anthropic-version")).to_string()
+        _ => {
+            let names = &policy.config.body.models;
+            models(names, headers.contains_key("anthropic-version")).to_string()
         }
-        _ => return None,
     };
     let mut response = Response::new(body);
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Some(response)
+}
+
+/// Whether a route is answered by us.
+pub fn is_own(policy: &Policy, route: Route) -> bool {
+    match route {
+        Route::Health | Route::RunStatus => true,
+        Route::Models => !policy.config.body.models.is_empty(),
+        _ => false,
+    }
 }
 
 /// Byte for byte what the proxy before us said: scripts compare it.

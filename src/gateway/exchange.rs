@@ -4,36 +4,48 @@
 //! accounted for like any other.
 
 mod followed;
+mod sent;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use http::{HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response};
+use tokio_util::sync::CancellationToken;
 
-use super::access_log::Line;
-use super::body::Call;
-use super::headers::{self, Facts};
-use super::metrics::{self, InFlight};
-use super::protocol::{Protocol, Route};
+use super::Gateway;
+use super::admission::Admission;
+use super::budget_headers;
+use super::policy::Policy;
 use super::rejection::{Rejection, outcome_of};
-use super::stream::{Finish, Format, Observer, UsageChunk};
-use super::{Gateway, upstream};
 use crate::audit::record::{Admitted, Outcome, Refused, Settled};
-use crate::budget::{Amount, Ask, Nanodollars, Reservation, Source, Tokens, Usage};
+use crate::body::{Call, What};
+use crate::budget::{Amount, Nanodollars, Reservation, Source, Tokens, Usage};
+use crate::observe::access_log::Line;
+use crate::observe::metrics::{self, InFlight};
+use crate::protocol::{Protocol, Route};
 use crate::run::RequestId;
+use crate::stream::{Allowance, Finish, Format, Observer, UsageChunk};
+use crate::upstream;
+use crate::upstream::headers::{self, Facts};
 
 pub use followed::{Broken, Followed};
 
 /// A request being served. It rides in the response's body and ends with it.
 pub struct Exchange {
     gateway: Arc<Gateway>,
+    /// The one that was in force when the request came.
+    pub(super) policy: Arc<Policy>,
     pub(super) id: RequestId,
     method: http::Method,
+    /// Of the process that called, where it is known.
+    pid: Option<u32>,
     route: Option<Route>,
     started: Instant,
     request_bytes: u64,
     model: Option<Box<str>>,
+    /// The rules that matched, or the one that refused.
+    rules: Vec<Arc<str>>,
     stage: Stage,
     status: u16,
     code: Option<&'static str>,
@@ -44,12 +56,16 @@ pub struct Exchange {
     response_bytes: u64,
     frames: u64,
     reported: Option<Usage>,
+    /// What was written, estimated on the high side.
+    written: Tokens,
     cost: Option<Nanodollars>,
     /// When the call went upstream.
     sent: Option<Instant>,
     is_stream: bool,
     /// The model's metrics, once the upstream has accepted its name.
     metered: Option<Arc<metrics::Model>>,
+    /// Cancelled when an operator cuts the call.
+    until_cut: CancellationToken,
     _in_flight: InFlight,
 }
 
@@ -68,17 +84,25 @@ enum Stage {
 }
 
 impl Exchange {
-    pub(super) fn begin<B>(gateway: Arc<Gateway>, request: &http::Request<B>) -> Self {
+    pub(super) fn begin<B>(
+        gateway: Arc<Gateway>,
+        pid: Option<u32>,
+        request: &http::Request<B>,
+    ) -> Self {
         let in_flight = gateway.metrics.begin();
+        let until_cut = gateway.run.gate.until_cut();
         let now = Instant::now();
         Self {
+            policy: gateway.policy.load_full(),
             gateway,
             id: RequestId::new(),
             method: request.method().clone(),
+            pid,
             route: None,
             started: now,
             request_bytes: 0,
             model: None,
+            rules: vec![],
             stage: Stage::Arrived,
             status: 0,
             code: None,
@@ -89,10 +113,12 @@ impl Exchange {
             response_bytes: 0,
             frames: 0,
             reported: None,
+            written: Tokens::ZERO,
             cost: None,
             sent: None,
             is_stream: false,
             metered: None,
+            until_cut,
             _in_flight: in_flight,
         }
     }
@@ -105,25 +131,32 @@ impl Exchange {
         self.request_bytes = request_bytes;
     }
 
+    /// By what the call is judged.
+    pub(super) fn admission(&self) -> Admission<'_> {
+        let run = &self.gateway.run;
+        Admission { policy: &self.policy, identity: &run.identity, ledger: &run.ledger }
+    }
+
+    pub(super) fn ruled(&mut self, rules: Vec<Arc<str>>) {
+        self.rules = rules;
+    }
+
     /// Reserves for the call and writes it down; only then may anything go upstream.
-    pub(super) async fn admit(&mut self, route: Route, call: &Call) -> Result<(), Rejection> {
+    pub(super) async fn admit(&mut self, route: Route, call: &mut Call) -> Result<(), Rejection> {
+        self.gateway.run.gate.check()?;
         self.model.clone_from(&call.model);
-        let ask = Ask {
-            is_turn: route.is_turn(),
-            input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
-            output: call.output(),
-            choices: call.choices,
-        };
         let gateway = Arc::clone(&self.gateway);
-        let reservation = gateway.run.ledger.reserve(&ask)?;
+        let reservation = self.admission().reserve(route, call)?;
         let reserved = reservation.granted();
         self.stage = Stage::Admitting(reservation);
         let record = Admitted {
             request: self.id.as_str(),
             route: route.name(),
             model: self.model.as_deref(),
+            rules: &self.rules,
             stream: call.stream,
             request_bytes: self.request_bytes,
+            pid: self.pid,
             reserved,
         };
         let admitted = gateway.run.audit.admitted(&record).await;
@@ -137,6 +170,9 @@ impl Exchange {
             }
         }
         gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
+        for change in call.changes.iter().filter(|change| change.what == What::Dropped) {
+            gateway.metrics.dropped_field(route, change.why.as_str());
+        }
         self.is_stream = call.stream;
         self.sent = Some(Instant::now());
         Ok(())
@@ -152,10 +188,17 @@ impl Exchange {
 
     /// Ends with an error in the shape of the route's protocol.
     pub(super) fn reject(mut self, rejection: &Rejection) -> Response<String> {
-        let response = rejection.response(self.protocol());
+        let mut response = rejection.response(self.protocol());
+        self.tell_budget(response.headers_mut());
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
         self.code = Some(rejection.code());
+        if let Rejection::Cut = rejection {
+            self.outcome = Outcome::ShutDown;
+        }
+        if let Rejection::Rule(refusal) = rejection {
+            self.rules = vec![refusal.rule()];
+        }
         if let Rejection::Upstream(error) = rejection {
             self.fail(error);
             self.gateway.metrics.upstream_error(error.code());
@@ -170,7 +213,7 @@ impl Exchange {
     }
 
     /// Passes the response on; the exchange ends when its body does.
-    pub(super) fn follow(
+    fn follow(
         mut self,
         usage_chunk: UsageChunk,
         response: Response<upstream::Body>,
@@ -182,10 +225,33 @@ impl Exchange {
         {
             self.metered = Some(self.gateway.metrics.model(model));
         }
-        self.facts = headers::to_client(&mut head.headers, &self.gateway.policy.headers);
+        self.facts = headers::to_client(&mut head.headers, &self.policy.config.headers);
+        self.tell_budget(&mut head.headers);
         let format = Format::of(&head.headers);
-        let observer = Observer::new(self.route.unwrap_or(Route::Models), format, usage_chunk);
+        let mut observer = Observer::new(self.route.unwrap_or(Route::Models), format, usage_chunk);
+        if let Some(allowance) = self.allowance() {
+            observer = observer.limited(allowance);
+        }
         Response::from_parts(head, Followed::new(body, observer, self))
+    }
+
+    /// Tells the agent what is left beside this call: its turn is gone, its tokens are not yet known.
+    fn tell_budget(&self, headers: &mut HeaderMap) {
+        if !self.route.is_some_and(Route::spends_tokens) {
+            return;
+        }
+        let own = match &self.stage {
+            Stage::Admitted(reservation) => Amount { turns: 0, ..reservation.granted() },
+            _ => Amount::default(),
+        };
+        budget_headers::tell(headers, &self.gateway.run.ledger.status_beside(own));
+    }
+
+    /// What holds the response to what was reserved for it; `None` where no budget limits it.
+    fn allowance(&self) -> Option<Allowance> {
+        let Stage::Admitted(reservation) = &self.stage else { return None };
+        let (output, input) = (reservation.output_limit()?, reservation.granted().input);
+        Some(Allowance { input, output, cutoff: self.policy.config.cutoff })
     }
 
     fn protocol(&self) -> Protocol {
@@ -219,22 +285,39 @@ impl Exchange {
         let is_final =
             self.outcome == Outcome::Completed || observer.finish() == Finish::Terminated;
         self.cost = observer.cost();
-        self.reported = observer.usage().map(|usage| {
+        self.written = observer.output_estimate();
+        let whole = observer.usage().map(|usage| {
             let source = if is_final { source } else { Source::Estimated };
             Usage { source, ..usage }
+        });
+        self.reported = whole.or_else(|| {
+            let so_far = observer.usage_so_far().filter(|usage| !usage.input.is_zero())?;
+            Some(Usage { source: Source::Estimated, ..so_far })
         });
     }
 
     /// What the call used: what was reported or, where that is not the last word, what it may have
     /// used at most.
     fn usage(&self, reserved: Amount) -> Usage {
-        let read = if self.frames == 0 { 0 } else { self.response_bytes };
-        let written = Tokens(read / BYTES_PER_TOKEN).min(reserved.output);
+        let written = self.written.max(self.unseen()).min(reserved.output);
         match self.reported {
             Some(usage) if usage.source != Source::Estimated => usage,
             Some(partial) => Usage { output: partial.output.max(written), ..partial },
             None if self.status >= 400 && self.outcome == Outcome::Completed => Usage::default(),
             None => Usage { input: reserved.input, output: written, ..Usage::default() },
+        }
+    }
+
+    /// What the model may have written by now, where none of it has been seen: who leaves before the
+    /// answer begins must not get it for nothing.
+    fn unseen(&self) -> Tokens {
+        let is_writing =
+            self.outcome != Outcome::Completed && self.outcome != Outcome::UpstreamFailed;
+        match self.sent {
+            Some(sent) if is_writing && self.frames == 0 => {
+                Tokens(sent.elapsed().as_secs().saturating_add(1).saturating_mul(TOKENS_A_SECOND))
+            }
+            _ => Tokens::ZERO,
         }
     }
 
@@ -269,7 +352,9 @@ impl Exchange {
             method: self.method.as_str(),
             route: self.route.map_or("-", Route::name),
             model: self.model.as_deref(),
+            rules: &self.rules,
             request_bytes: self.request_bytes,
+            pid: self.pid,
         });
     }
 
@@ -363,9 +448,8 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
+/// What a fast model writes in a second; the frontier models of the large providers write 50 to 150.
+const TOKENS_A_SECOND: u64 = 200;
+
 /// nginx's status for a client that left before there was an answer; log readers know it.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
-
-/// English text in OpenAI's and Anthropic's tokenizers has about four bytes a token; a stream's framing
-/// makes this an over-estimate, and the reservation bounds it.
-const BYTES_PER_TOKEN: u64 = 4;

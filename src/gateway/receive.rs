@@ -3,13 +3,15 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use super::json::{Document, Invalid, Limits, Scanner};
-use super::request::Policy;
-use super::rope::Rope;
+use super::policy::Config;
+use crate::base::json::Invalid;
+use crate::body::{Body, Reader};
+use crate::protocol::Route;
 
 /// Why a body could not be received.
 #[derive(Debug, thiserror::Error)]
@@ -25,25 +27,37 @@ pub enum Error {
 }
 
 /// The body as the frames it came in, and what stands in it.
-pub async fn body(body: Incoming, policy: &Policy) -> Result<(Rope, Document), Error> {
-    let receiving = receive(body, policy);
+pub async fn body(route: Route, body: Incoming, policy: &Config) -> Result<Body, Error> {
+    let receiving = receive(route, body, policy);
     let limit = policy.body_timeout;
     tokio::time::timeout(limit, receiving).await.unwrap_or(Err(Error::Timeout(limit)))
 }
 
-async fn receive(body: Incoming, policy: &Policy) -> Result<(Rope, Document), Error> {
+async fn receive(route: Route, body: Incoming, policy: &Config) -> Result<Body, Error> {
     let mut body = pin!(body);
-    let mut rope = Rope::default();
-    let mut scanner = Scanner::new(Limits::default());
+    let mut reader = Reader::new(route);
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(Error::BrokenOff)?.into_data() else { continue };
-        if rope.len() + data.len() as u64 > policy.max_body_bytes {
-            return Err(Error::TooLarge { limit: policy.max_body_bytes });
-        }
-        scanner.feed(&data)?;
-        rope.push(data);
+        take(&mut reader, data, policy)?;
     }
-    Ok((rope, scanner.finish()?))
+    Ok(reader.finish()?)
+}
+
+/// The same for a body that is here already.
+///
+/// # Errors
+/// It is too large, or not acceptable JSON.
+pub fn whole(route: Route, body: Bytes, policy: &Config) -> Result<Body, Error> {
+    let mut reader = Reader::new(route);
+    take(&mut reader, body, policy)?;
+    Ok(reader.finish()?)
+}
+
+fn take(reader: &mut Reader, data: Bytes, policy: &Config) -> Result<(), Error> {
+    if reader.len() + data.len() as u64 > policy.max_body_bytes {
+        return Err(Error::TooLarge { limit: policy.max_body_bytes });
+    }
+    Ok(reader.push(data)?)
 }
 
 impl Error {

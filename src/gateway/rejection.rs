@@ -9,16 +9,21 @@ use std::time::Duration;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
-use super::body;
-use super::protocol::Protocol;
+use super::door;
 use super::receive;
-use super::upstream;
+use super::rule;
 use crate::audit::{self, record::Outcome};
+use crate::body;
 use crate::budget;
+use crate::protocol::Protocol;
+use crate::run::gate;
+use crate::upstream;
 
 /// Why a call did not begin, or did not bring a response.
 #[derive(Debug, thiserror::Error)]
 pub enum Rejection {
+    #[error(transparent)]
+    Stranger(#[from] door::Refusal),
     #[error("the path is not served")]
     NotServed,
     #[error("the content type is not application/json")]
@@ -27,6 +32,14 @@ pub enum Rejection {
     Receive(#[from] receive::Error),
     #[error(transparent)]
     Body(#[from] body::Refusal),
+    #[error(transparent)]
+    Gate(#[from] gate::Shut),
+    #[error("an operator has cut this call")]
+    Cut,
+    #[error(transparent)]
+    Rule(#[from] rule::Refusal),
+    #[error(transparent)]
+    Price(#[from] budget::price::Missing),
     #[error(transparent)]
     Budget(#[from] budget::Refusal),
     #[error("the audit log cannot be written")]
@@ -39,10 +52,16 @@ impl Rejection {
     /// The stable code that body, records and metrics carry.
     pub fn code(&self) -> &'static str {
         match self {
+            Self::Stranger(refusal) => refusal.code(),
             Self::NotServed => "not_found",
             Self::NotJson => "unsupported_media_type",
             Self::Receive(error) => error.code(),
             Self::Body(refusal) => refusal.code(),
+            Self::Gate(gate::Shut::Paused) => "run_paused",
+            Self::Gate(gate::Shut::Ended) => "run_ended",
+            Self::Cut => CUT,
+            Self::Rule(refusal) => refusal.code(),
+            Self::Price(_) => "price_unknown",
             Self::Budget(refusal) => budget_code(refusal),
             Self::Audit(_) => "audit_unavailable",
             Self::Upstream(error) => error.code(),
@@ -51,16 +70,37 @@ impl Rejection {
 
     /// The status that makes a client of `protocol` do the right thing.
     pub fn status(&self, protocol: Protocol) -> StatusCode {
+        // Codex stops at a 400 and at a 429 of type `usage_limit_reached`, and repeats all else five times.
+        match (self.usual_status(), protocol) {
+            (StatusCode::PAYMENT_REQUIRED, Protocol::Responses) => StatusCode::TOO_MANY_REQUESTS,
+            (
+                StatusCode::FORBIDDEN
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                Protocol::Responses,
+            ) => StatusCode::BAD_REQUEST,
+            (status, _) => status,
+        }
+    }
+
+    /// The status that stops every client but Codex.
+    fn usual_status(&self) -> StatusCode {
         match self {
+            Self::Stranger(door::Refusal::Closing | door::Refusal::Crowded) | Self::Audit(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            // At a 503 Codex comes thirty times.
+            Self::Gate(gate::Shut::Paused) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Stranger(_) => StatusCode::UNAUTHORIZED,
             Self::NotServed => StatusCode::NOT_FOUND,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Receive(error) => error.status(),
             Self::Body(refusal) => refusal.status(),
+            Self::Gate(gate::Shut::Ended) | Self::Cut | Self::Rule(_) | Self::Price(_) => {
+                StatusCode::FORBIDDEN
+            }
             Self::Budget(_) if self.retry_after().is_some() => StatusCode::TOO_MANY_REQUESTS,
-            // Codex stops at a 429 of type `usage_limit_reached` and repeats a 402 five times.
-            Self::Budget(_) if protocol == Protocol::Responses => StatusCode::TOO_MANY_REQUESTS,
             Self::Budget(_) => StatusCode::PAYMENT_REQUIRED,
-            Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Upstream(
                 upstream::Error::ConnectTimeout(_)
                 | upstream::Error::FirstByteTimeout(_)
@@ -75,9 +115,11 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Budget(budget::Refusal::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::Budget(
+            Self::Stranger(door::Refusal::Closing | door::Refusal::Crowded)
+            | Self::Budget(
                 budget::Refusal::Concurrency { .. } | budget::Refusal::Reserved { .. },
             ) => Some(Duration::from_secs(1)),
+            Self::Gate(gate::Shut::Paused) => Some(PAUSE),
             _ => None,
         }
     }
@@ -98,6 +140,9 @@ impl Rejection {
         *response.status_mut() = self.status(protocol);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if self.status(protocol) == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         match self.retry_after() {
             Some(wait) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
@@ -116,9 +161,10 @@ impl Rejection {
     }
 
     /// The field that is at fault, where one is.
-    fn param(&self) -> Option<&'static str> {
+    fn param(&self) -> Option<&str> {
         match self {
             Self::Body(refusal) => Some(refusal.field()),
+            Self::Price(_) => Some("model"),
             _ => None,
         }
     }
@@ -139,6 +185,7 @@ impl Rejection {
                 "usage_limit_reached"
             }
             (StatusCode::TOO_MANY_REQUESTS, _) => "rate_limit_error",
+            (StatusCode::UNAUTHORIZED, _) => "authentication_error",
             (StatusCode::FORBIDDEN, _) => "permission_error",
             (StatusCode::PAYLOAD_TOO_LARGE, Protocol::Messages) => "request_too_large",
             (status, _) if status.is_client_error() => "invalid_request_error",
@@ -152,6 +199,12 @@ impl Rejection {
 fn whole_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
+
+/// The code of a call that an operator cut.
+pub const CUT: &str = "cut_by_operator";
+
+/// When to ask again whether a pause is over. Ours: a person paused it, and a person resumes it.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// What the records say of an upstream failure.
 pub fn outcome_of(error: &upstream::Error) -> Outcome {
@@ -168,6 +221,7 @@ fn budget_code(refusal: &budget::Refusal) -> &'static str {
     match refusal {
         budget::Refusal::Turns { .. } => "turn_budget_exhausted",
         budget::Refusal::Tokens { .. } => "token_budget_exhausted",
+        budget::Refusal::Cost { .. } => "cost_budget_exhausted",
         budget::Refusal::Deadline { .. } => "deadline_exceeded",
         budget::Refusal::Concurrency { .. } => "too_many_concurrent_requests",
         budget::Refusal::Reserved { .. } => "budget_reserved",

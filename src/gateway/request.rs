@@ -1,41 +1,11 @@
 //! Admission of a request's head: pure, so that what is explained is what is done.
 
-use std::time::Duration;
-
 use http::{HeaderMap, Method, Request, Version, header};
-use serde::Deserialize;
 
-use super::body;
-use super::headers;
-use super::protocol::Route;
+use super::policy::Config;
 use super::receive;
 use super::rejection::Rejection;
-
-/// What a run's requests may be and do.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Policy {
-    pub headers: headers::Config,
-    pub body: body::Policy,
-    /// Largest request body.
-    pub max_body_bytes: u64,
-    /// How long a client may take to send its body.
-    #[serde(with = "humantime_serde")]
-    pub body_timeout: Duration,
-    /// What happens to the upstream's answer when the client has left.
-    pub on_client_gone: OnClientGone,
-}
-
-/// What happens to a call whose client has left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnClientGone {
-    /// The upstream call is closed at once, and charged by estimate.
-    #[default]
-    Cancel,
-    /// The rest is read and thrown away, within bounds, to learn the true usage.
-    Drain,
-}
+use crate::protocol::Route;
 
 /// The served route of a request.
 ///
@@ -52,7 +22,7 @@ pub fn route<B>(request: &Request<B>) -> Result<Route, Rejection> {
 
 /// # Errors
 /// A body that is not JSON, or too long to be worth reading.
-pub fn check_head<B>(request: &Request<B>, policy: &Policy) -> Result<(), Rejection> {
+pub fn check_head<B>(request: &Request<B>, policy: &Config) -> Result<(), Rejection> {
     if request.method() != Method::POST {
         return Ok(());
     }
@@ -79,17 +49,4 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
 fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            headers: headers::Config::default(),
-            body: body::Policy::default(),
-            // SPEC G5.
-            max_body_bytes: 32 * 1024 * 1024,
-            body_timeout: Duration::from_mins(1),
-            on_client_gone: OnClientGone::default(),
-        }
-    }
 }

@@ -1,29 +1,35 @@
-//! Accepts connections on one run's socket, serves them, and drains them at shutdown.
+//! Accepts connections, serves them, and drains them at shutdown.
+//!
+//! Two kinds of listener: [`socket`] is one run's, which the socket stands for; [`shared`] is many
+//! runs', told apart by the tokens of their requests. A connection is served alike on both.
+
+pub mod shared;
+pub mod socket;
 
 use std::error::Error;
-use std::io::{self, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
+use rustix::net::SendFlags;
 use serde::Deserialize;
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::metrics::Refused;
-use super::{Gateway, handle};
 use crate::base::drain::Drain;
-use crate::base::unix::{Acceptor, Stream};
+use crate::base::socket::Stream;
 
-/// Limits of the connections to one run's socket.
+/// Limits of a run's connections.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Open at the same time, on each worker; further ones are answered with 503 and closed.
+    /// Open at the same time, for each run on each worker; further ones are answered with 503.
     pub max_connections: usize,
     /// How long a client may take to send the head of a request.
     #[serde(with = "humantime_serde")]
@@ -46,67 +52,65 @@ pub struct Invalid {
     least: usize,
 }
 
-/// Serves a listener until the gateway's tasks are told to finish.
-///
-/// # Errors
-/// The listener cannot be registered with the runtime.
-pub async fn serve(
-    listener: UnixListener,
-    gateway: Arc<Gateway>,
-    config: Arc<Config>,
-) -> io::Result<()> {
-    let acceptor = Acceptor::new(listener)?;
-    let slots = Arc::new(Semaphore::new(config.max_connections));
-    let tasks = gateway.tasks.clone();
-    while let Some(stream) = tasks.closing().run_until_cancelled(acceptor.accept()).await {
-        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
-            turn_away(&stream, &gateway);
-            continue;
-        };
-        let (gateway, config) = (Arc::clone(&gateway), Arc::clone(&config));
-        tasks.spawn(async move {
-            if let Err(error) = connection(stream, gateway, &config).await {
-                tracing::debug!(error, "connection ended early");
-            }
-            drop(slot);
-        });
+/// Why a connection ended early. Nobody is told but the log.
+type Ended = Box<dyn Error + Send + Sync>;
+
+/// How the connections of a listener are served.
+struct Connections<'a> {
+    config: &'a Config,
+    tasks: &'a Drain,
+    /// How often an HTTP/2 client is asked whether it is still there.
+    ping: Option<Duration>,
+}
+
+impl Connections<'_> {
+    /// Tells which protocol a client speaks, waiting for no longer than it may take for a head; `None` if
+    /// we are told to finish before.
+    async fn opens_http2(&self, stream: &Stream) -> Result<Option<bool>, Ended> {
+        let opening = tokio::time::timeout(self.config.header_timeout, stream.opens_http2());
+        match self.tasks.closing().run_until_cancelled(opening).await {
+            Some(is_http2) => Ok(Some(is_http2??)),
+            None => Ok(None),
+        }
     }
-    Ok(())
+
+    /// Serves a connection to its end, each request by `answer`.
+    async fn serve<F, B, E>(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        is_http2: bool,
+        answer: impl Fn(Request<Incoming>) -> F + Send + 'static,
+    ) -> Result<(), Ended>
+    where
+        F: Future<Output = Result<Response<B>, E>> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<Ended>> + Send + 'static,
+        E: Into<Ended>,
+    {
+        let Self { config, tasks, ping } = *self;
+        let (stream, timer, service) =
+            (TokioIo::new(stream), TokioTimer::new(), service_fn(answer));
+        if is_http2 {
+            let mut http2 = http2::Builder::new(tasks.clone());
+            http2
+                .timer(timer)
+                .keep_alive_interval(ping)
+                .max_header_list_size(MAX_HTTP2_HEAD_BYTES)
+                .max_send_buf_size(config.buffer_bytes);
+            let connection = http2.serve_connection(stream, service);
+            return until_told(pin!(connection), tasks).await.map_err(Into::into);
+        }
+        let mut http1 = http1::Builder::new();
+        http1.timer(timer).header_read_timeout(config.header_timeout);
+        http1.max_buf_size(config.buffer_bytes).max_headers(config.max_headers);
+        let connection = http1.serve_connection(stream, service);
+        until_told(pin!(connection), tasks).await.map_err(Into::into)
+    }
 }
 
 /// Overload answers: who waits without knowing why hangs, who is told tries again.
-fn turn_away(mut stream: &UnixStream, gateway: &Gateway) {
+fn turn_away(socket: &OwnedFd) {
     // A new connection has room for these few bytes, or a peer that has left already.
-    let _ = stream.write(OVERLOADED);
-    gateway.metrics.refused(&Refused { route: None, code: "too_many_connections", status: 503 });
-}
-
-async fn connection(
-    stream: UnixStream,
-    gateway: Arc<Gateway>,
-    config: &Config,
-) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let stream = Stream::new(stream, config.write_timeout)?;
-    let tasks = gateway.tasks.clone();
-    let opening = tokio::time::timeout(config.header_timeout, stream.opens_http2());
-    let Some(is_http2) = tasks.closing().run_until_cancelled(opening).await else { return Ok(()) };
-    let is_http2 = is_http2??;
-    let (stream, timer) = (TokioIo::new(stream), TokioTimer::new());
-    let service = service_fn(move |request| handle(Arc::clone(&gateway), request));
-    if is_http2 {
-        let mut http2 = http2::Builder::new(tasks.clone());
-        http2
-            .timer(timer)
-            .max_header_list_size(MAX_HTTP2_HEAD_BYTES)
-            .max_send_buf_size(config.buffer_bytes);
-        let connection = http2.serve_connection(stream, service);
-        return until_told(pin!(connection), &tasks).await.map_err(Into::into);
-    }
-    let mut http1 = http1::Builder::new();
-    http1.timer(timer).header_read_timeout(config.header_timeout);
-    http1.max_buf_size(config.buffer_bytes).max_headers(config.max_headers);
-    let connection = http1.serve_connection(stream, service);
-    until_told(pin!(connection), &tasks).await.map_err(Into::into)
+    let _ = rustix::net::send(socket, OVERLOADED, SendFlags::NOSIGNAL);
 }
 
 /// Serves a connection to its end: its own, the end of its last exchange, or the end of our patience.

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use cogni_gateway::budget::{Source, Tokens, Usage};
-use cogni_gateway::gateway::access_log::{Destination, Identity, KEYS, Line, Log};
-use cogni_gateway::gateway::printable::Printable;
-use cogni_gateway::gateway::protocol::Route;
+use cogni_gateway::observe::access_log::{Destination, Identity, KEYS, Line, Log};
+use cogni_gateway::observe::printable::Printable;
+use cogni_gateway::protocol::Route;
 use proptest::prelude::*;
 
 use crate::support::allocations;

@@ -85,6 +85,7 @@ fn started() -> Started {
         account: "acct-1".into(),
         version: "0.1.0".into(),
         policy: "9f86d081".into(),
+        prices: "8d969eef".into(),
     }
 }
 
@@ -93,8 +94,10 @@ fn admitted(request: &str) -> Admitted<'_> {
         request,
         route: "chat_completions",
         model: Some("gpt-4o"),
+        rules: &[],
         stream: true,
         request_bytes: 2048,
+        pid: None,
         reserved: amount(1, 600, 4096),
     }
 }
@@ -129,12 +132,14 @@ fn refused<'a>(request: &'a str, code: &'static str) -> Refused<'a> {
         method: "POST",
         route: "-",
         model: None,
+        rules: &[],
         request_bytes: 17,
+        pid: None,
     }
 }
 
 fn amount(turns: u64, input: u64, output: u64) -> Amount {
-    Amount { turns, input: Tokens(input), output: Tokens(output) }
+    Amount { turns, input: Tokens(input), output: Tokens(output), ..Amount::default() }
 }
 
 /// Polls once: nothing but [`Durability::Fsync`](cogni_gateway::audit::Durability) ever waits.

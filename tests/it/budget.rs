@@ -1,9 +1,11 @@
 //! The ledger: no interleaving of calls spends more than was granted.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cogni_gateway::budget::{
-    Amount, Ask, Ledger, Limits, Refusal, Reservation, Source, Tokens, Usage,
+    Amount, Ask, Ledger, Limits, Nanodollars, Past, Price, Prices, Refusal, Reservation, Source,
+    Tokens, Usage, price::Unknown,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -30,7 +32,7 @@ proptest! {
     ) {
         // An earlier process may have spent all, but never more turns than there are.
         let spent = Amount { turns: spent.turns.min(limits.max_turns.unwrap_or(u64::MAX)), ..spent };
-        let ledger = Arc::new(Ledger::new(limits.clone(), spent));
+        let ledger = Arc::new(Ledger::new(limits.clone(), Past { spent, ..Past::default() }));
         let mut open: Vec<Reservation> = vec![];
         for step in steps {
             match step {
@@ -38,7 +40,7 @@ proptest! {
                     if let Ok(reservation) = ledger.reserve(&ask) {
                         let status = ledger.status();
                         prop_assert!(is_within(&limits, status.spent + status.reserved, open.len()));
-                        prop_assert!(reservation.granted().output <= ask.output.unwrap_or(Tokens(4096)));
+                        prop_assert!(reservation.granted().output <= ask.output.unwrap_or(Tokens(16_384)));
                         prop_assert_eq!(reservation.granted().input, ask.input);
                         open.push(reservation);
                     }
@@ -46,10 +48,13 @@ proptest! {
                 Step::Settle(which, percent) if !open.is_empty() => {
                     let reservation = open.swap_remove(which % open.len());
                     let part = |Tokens(granted)| Tokens(granted * u64::from(percent) / 100);
-                    let Amount { turns, input, output } = reservation.granted();
-                    let usage = Usage { input: part(input), output: part(output), ..Usage::default() };
+                    let granted = reservation.granted();
+                    let (input, output) = (part(granted.input), part(granted.output));
+                    let cache_read = part(input);
+                    let usage = Usage { input, output, cache_read, ..Usage::default() };
                     let charged = reservation.settle(&usage);
-                    prop_assert_eq!(charged, Amount { turns, input: part(input), output: part(output) });
+                    prop_assert!(charged.cost <= granted.cost);
+                    prop_assert_eq!(charged, Amount { turns: granted.turns, input, output, cost: charged.cost });
                 }
                 Step::Release(which) if !open.is_empty() => {
                     let before = ledger.spent();
@@ -90,7 +95,7 @@ fn an_overrun_is_charged_in_full_and_stops_the_run() {
 fn an_answer_is_granted_what_is_left() {
     let limits = Limits { max_total_tokens: Some(Tokens(100)), ..Limits::default() };
     let ledger = ledger(&limits);
-    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 1 };
+    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 1, price: None };
     assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(70));
 }
 
@@ -98,8 +103,8 @@ fn an_answer_is_granted_what_is_left() {
 #[test]
 fn each_answer_without_a_limit_is_reserved_for() {
     let ledger = ledger(&Limits::default());
-    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 50 };
-    assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(50 * 4096));
+    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 50, price: None };
+    assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(50 * 16_384));
 }
 
 /// G9: a call refused for the rate of requests has not used up the minute's tokens.
@@ -121,13 +126,24 @@ fn a_debt_of_tokens_is_kept_until_it_is_paid() {
     let limits = Limits { tokens_per_minute: Some(1000), ..Limits::default() };
     let ledger = ledger(&limits);
     let overrun = Usage { output: Tokens(810), ..Usage::default() };
-    let _ = ledger.reserve(&turn(10)).unwrap().settle(&overrun);
+    let reads = |input: u64| Ask { input: Tokens(input), ..turn(10) };
+    let _ = ledger.reserve(&reads(10)).unwrap().settle(&overrun);
     // 990 are left of the minute and 800 are owed.
     for _ in 0..3 {
-        let refusal = ledger.reserve(&turn(500)).unwrap_err();
+        let refusal = ledger.reserve(&reads(500)).unwrap_err();
         assert!(matches!(refusal, Refusal::Rate { kind: "tokens", .. }), "{refusal}");
     }
-    ledger.reserve(&turn(150)).unwrap().release();
+    ledger.reserve(&reads(150)).unwrap().release();
+}
+
+/// G9: the deadline counts from the start of the run, not of the process.
+#[test]
+fn the_time_before_a_restart_counts() {
+    let limits = Limits { deadline: Some(Duration::from_hours(1)), ..Limits::default() };
+    let after = |age| Arc::new(Ledger::new(limits.clone(), Past { age, ..Past::default() }));
+    after(Duration::from_mins(59)).reserve(&turn(1)).unwrap().release();
+    let refusal = after(Duration::from_hours(1)).reserve(&turn(1)).unwrap_err();
+    assert_eq!(refusal, Refusal::Deadline { limit: Duration::from_hours(1) });
 }
 
 /// G9: the counters cannot be wrapped round by a hostile count.
@@ -162,11 +178,24 @@ fn spend(ledger: &Arc<Ledger>) -> bool {
 }
 
 fn ledger(limits: &Limits) -> Arc<Ledger> {
-    Arc::new(Ledger::new(limits.clone(), Amount::default()))
+    Arc::new(Ledger::new(limits.clone(), Past::default()))
 }
 
 fn turn(output: u64) -> Ask {
-    Ask { is_turn: true, input: Tokens(0), output: Some(Tokens(output)), choices: 1 }
+    Ask { is_turn: true, input: Tokens(0), output: Some(Tokens(output)), choices: 1, price: None }
+}
+
+/// Prices of some billionths of a dollar for a token.
+fn price(model: &str) -> Arc<Price> {
+    let table = r#"
+        version = "test"
+        [models]
+        cheap = { input = "0.0004", output = "0.002" }
+        dear = { input = "0.003", output = "0.015", cache_read = "0.0003", cache_write = "0.004", reasoning = "0.02" }
+        long = { input = "0.001", output = "0.001", long = { above_input_tokens = 30, input = "0.009", output = "0.03" } }
+    "#;
+    let prices = Prices::read(table, Unknown::Reject).unwrap();
+    prices.price(model, true).unwrap().unwrap()
 }
 
 fn is_within(limits: &Limits, held: Amount, open_before: usize) -> bool {
@@ -175,6 +204,7 @@ fn is_within(limits: &Limits, held: Amount, open_before: usize) -> bool {
         && tokens(limits.max_input_tokens, held.input)
         && tokens(limits.max_output_tokens, held.output)
         && tokens(limits.max_total_tokens, held.total())
+        && limits.max_cost_usd.is_none_or(|limit| held.cost <= limit)
         && limits.max_concurrent.is_none_or(|limit| open_before < limit as usize)
 }
 
@@ -182,9 +212,18 @@ fn limits() -> impl Strategy<Value = Limits> {
     let tokens = || proptest::option::of((0..300_u64).prop_map(Tokens));
     let turns = proptest::option::of(0..10_u64);
     let concurrent = proptest::option::of(1..5_u32);
-    (turns, tokens(), tokens(), tokens(), concurrent).prop_map(
-        |(max_turns, max_total_tokens, max_input_tokens, max_output_tokens, max_concurrent)| {
+    let cost = proptest::option::of((0..2000_u64).prop_map(Nanodollars));
+    (turns, tokens(), tokens(), tokens(), cost, concurrent).prop_map(
+        |(
+            max_turns,
+            max_total_tokens,
+            max_input_tokens,
+            max_output_tokens,
+            max_cost_usd,
+            max_concurrent,
+        )| {
             Limits {
+                max_cost_usd,
                 max_turns,
                 max_total_tokens,
                 max_input_tokens,
@@ -197,21 +236,25 @@ fn limits() -> impl Strategy<Value = Limits> {
 }
 
 fn amounts(most: u64) -> impl Strategy<Value = Amount> {
-    (0..3_u64, 0..most, 0..most).prop_map(|(turns, input, output)| Amount {
+    (0..3_u64, 0..most, 0..most, 0..most).prop_map(|(turns, input, output, cost)| Amount {
         turns,
         input: Tokens(input),
         output: Tokens(output),
+        cost: Nanodollars(cost),
     })
 }
 
 fn steps() -> impl Strategy<Value = Step> {
     let output = proptest::option::of((0..100_u64).prop_map(Tokens));
-    let asks = (any::<bool>(), 0..60_u64, output).prop_map(|(is_turn, input, output)| Ask {
-        is_turn,
-        input: Tokens(input),
-        output,
-        choices: 1,
-    });
+    let model = prop_oneof!["cheap", "dear", "long"];
+    let asks =
+        (any::<bool>(), 0..60_u64, output, model).prop_map(|(is_turn, input, output, model)| Ask {
+            is_turn,
+            input: Tokens(input),
+            output,
+            choices: 1,
+            price: Some(price(&model)),
+        });
     prop_oneof![
         3 => asks.prop_map(Step::Reserve),
         1 => (any::<usize>(), 0..=100_u8).prop_map(|(which, percent)| Step::Settle(which, percent)),

@@ -1,6 +1,10 @@
 //! The binary: what it says, how it ends, and that it lives through what kills it.
 
+mod admin;
+
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,6 +37,8 @@ fn the_help_names_every_setting() {
               Its permissions [default: 0600] [env: SOCKET_MODE]
           --socket-owner <UID[:GID]>
               Its owner, where we may set one [env: SOCKET_OWNER]
+          --socket-require-uid <UID,…>
+              Whose processes may connect [default: anyone's] [env: SOCKET_REQUIRE_UID]
           --run-id <ID>
               The run that is served [env: RUN_ID]
           --attempt <ID>
@@ -52,6 +58,11 @@ fn the_help_names_every_setting() {
               PEM file of authorities to trust instead of the system's [env: UPSTREAM_CA_FILE]
           --models <NAME,…>
               Models that may be used [default: any] [env: MODELS]
+          --capabilities <NAME,…>
+              What providers may do for the run, such as web_search [default: nothing] [env:
+              CAPABILITIES]
+          --unknown-fields <POLICY>
+              reject, drop or pass what is not known in a body [default: drop] [env: UNKNOWN_FIELDS]
           --max-turns <COUNT>
               Calls that make a model generate [env: MAX_TURNS]
           --max-total-tokens <COUNT>
@@ -60,6 +71,8 @@ fn the_help_names_every_setting() {
               Tokens that models read [env: MAX_INPUT_TOKENS]
           --max-output-tokens <COUNT>
               Tokens that models write [env: MAX_OUTPUT_TOKENS]
+          --max-cost-usd <DOLLARS>
+              Money, by the price table [env: MAX_COST_USD]
           --max-concurrent <COUNT>
               Calls open at the same time [env: MAX_CONCURRENT]
           --requests-per-minute <COUNT>
@@ -68,6 +81,11 @@ fn the_help_names_every_setting() {
               Tokens a minute [env: TOKENS_PER_MINUTE]
           --run-deadline-seconds <SECONDS>
               How long the run may last [env: RUN_DEADLINE_SECONDS]
+          --prices-file <PATH>
+              The price table [default: the built-in one] [env: PRICES_FILE]
+          --unknown-price <POLICY>
+              reject or tokens_only: a model without a price, in a run with MAX_COST_USD [default:
+              reject] [env: UNKNOWN_PRICE]
           --audit-log-path <PATH>
               The audit log [default: none] [env: AUDIT_LOG_PATH]
           --audit-durability <POLICY>
@@ -79,6 +97,8 @@ fn the_help_names_every_setting() {
               The access log; `-` is standard output, `off` is none [default: -] [env: ACCESS_LOG_PATH]
           --metrics-addr <IP:PORT>
               Where Prometheus scrapes [default: off] [env: METRICS_ADDR]
+          --admin-socket-path <PATH>
+              The operator's socket [default: none] [env: ADMIN_SOCKET_PATH]
           --workers <COUNT>
               Threads that serve connections [default: 1] [env: WORKERS]
           --drain-timeout-seconds <SECONDS>
@@ -88,6 +108,8 @@ fn the_help_names_every_setting() {
 
     A flag wins over its variable, a variable over the file. Arguments are visible to every process, so
     a secret is given as a variable or as the path of its file.
+
+    SIGHUP reads the file again: policy, budget and prices change at once, or not at all.
 
     Example:
       RUN_ID=run-1 BILLING_ACCOUNT_ID=acct-1 LITELLM_MASTER_KEY_FILE=/run/secrets/litellm \
@@ -165,6 +187,61 @@ async fn sigterm_drains_an_open_stream() {
     }
 }
 
+/// G13: SIGHUP reads the file again; what is wrong with it changes nothing and is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hangup_reads_the_file_again() {
+    let upstream = provider::start("").await;
+    let run = Run::new(&upstream.addr.to_string());
+    run.configure("[policy.body]\nmodels = ['fake']");
+    let mut gateway = run.start();
+    let call = |model: &str| json!({"model": model, "max_tokens": 5, "messages": []});
+    let status = async |model| run.client().post("/v1/messages", &call(model)).await.status;
+    assert_eq!(status("fake/output=7").await, 403);
+    let open = run.client().open("/v1/messages", &streamed("fake")).await;
+
+    for (file, complaint) in [
+        ("[policy.body]\nmodel = ['fake']", "nothing has changed: `"),
+        ("drain_timeout = '1s'", "`drain_timeout` cannot change while a run is served"),
+    ] {
+        run.configure(file);
+        gateway.signal("HUP");
+        gateway.until(|said| said.contains(complaint));
+        assert_eq!(status("fake/output=7").await, 403);
+        assert_eq!(reload_failed(&gateway), "1");
+    }
+    assert!(gateway.said().contains("unknown field `model`"), "{}", gateway.said());
+
+    run.configure("[policy.body]\nmodels = ['fake/output=7']\n[budget]\nmax_output_tokens = 1");
+    gateway.signal("HUP");
+    gateway.until(|said| said.contains("the policy has changed"));
+    assert_eq!(reload_failed(&gateway), "0");
+    assert_eq!(status("fake").await, 403);
+    assert!(open.finish().await.is_ok(), "an open stream ends under the old policy");
+    // The stream's tokens stay spent.
+    assert_eq!(status("fake/output=7").await, 402);
+    assert!(gateway.terminate().success());
+    run.verify();
+    let log = fs::read_to_string(run.audit_log()).unwrap();
+    let changed: Vec<_> = log.lines().filter(|line| line.contains("policy.changed")).collect();
+    assert_eq!(changed.len(), 1);
+    assert!(
+        changed[0].contains(r#""version":1"#) && changed[0].contains(r#""by":"signal""#),
+        "{changed:?}"
+    );
+}
+
+/// What a scrape says of the last reload.
+fn reload_failed(gateway: &Process) -> String {
+    let said = gateway.said();
+    let address = said.split("metrics=").nth(1).unwrap().split(' ').next().unwrap();
+    let mut scrape = TcpStream::connect(address).unwrap();
+    scrape.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    scrape.read_to_string(&mut text).unwrap();
+    let line = text.lines().find(|line| line.starts_with("cogni_gateway_reload_failed ")).unwrap();
+    line.split(' ').nth(1).unwrap().to_owned()
+}
+
 /// G11: kill -9 in the middle of 100 streams loses no admission; the next process charges for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_amid_a_hundred_streams_loses_nothing() {
@@ -222,8 +299,8 @@ async fn the_key_is_written_nowhere() {
     assert!(upstream.seen.last().unwrap().header("authorization").unwrap().contains(KEY));
     assert!(gateway.said().contains("ready"));
     assert!(!gateway.said().contains(KEY), "{}", gateway.said());
-    let files: Vec<_> =
-        fs::read_dir(run.0.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let files = fs::read_dir(run.0.path()).unwrap().map(|file| file.unwrap().path());
+    let files: Vec<_> = files.filter(|file| file.is_file()).collect();
     assert!(files.len() >= 2, "{files:?}");
     for file in files {
         let text = fs::read(&file).unwrap();
@@ -236,7 +313,9 @@ struct Run(TempDir, String);
 
 impl Run {
     fn new(upstream: &str) -> Self {
-        Self(tempfile::tempdir().unwrap(), upstream.to_owned())
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir(place.path().join("admin")).unwrap();
+        Self(place, upstream.to_owned())
     }
 
     /// Starts a process and waits until it serves.
@@ -253,15 +332,30 @@ impl Run {
             .env("SOCKET_PATH", self.socket())
             .env("AUDIT_LOG_PATH", self.audit_log())
             .env("ACCESS_LOG_PATH", path("access.log"))
+            .env("ADMIN_SOCKET_PATH", self.admin_socket())
+            .env("METRICS_ADDR", "127.0.0.1:0")
             .env("MAX_TURNS", "1000")
             .env("LOG", "trace");
+        if path("gateway.toml").exists() {
+            command.env("CONFIG", path("gateway.toml"));
+        }
         let mut process = Process::start(&mut command, "build it with cargo");
         process.until(|said| said.contains("ready"));
         process
     }
 
+    /// Writes the file that the next process, or a hangup, will read.
+    fn configure(&self, file: &str) {
+        fs::write(self.0.path().join("gateway.toml"), file).unwrap();
+    }
+
     fn socket(&self) -> PathBuf {
         self.0.path().join("llm.sock")
+    }
+
+    /// In a directory of its own, as a sandbox would see the other.
+    fn admin_socket(&self) -> PathBuf {
+        self.0.path().join("admin/admin.sock")
     }
 
     fn audit_log(&self) -> PathBuf {

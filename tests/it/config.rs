@@ -83,20 +83,25 @@ fn a_wrong_value_names_its_variable_and_what_is_allowed() {
     insta::assert_snapshot!(said.join("\n"), @r#"
     `SOCKET_MODE` is `rw-------`; give permissions in octal, such as 0600
     `SOCKET_OWNER` is `root`; give a numeric uid, or uid:gid
+    `SOCKET_REQUIRE_UID` is `agent`; give numeric uids, such as 1001
     `RUN_ID` is `run 1`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     `ATTEMPT` is `first try`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     `BILLING_ACCOUNT_ID` is `acct=1`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     `LITELLM_METADATA_JSON` is `[]`; give one JSON object, such as {"graph_id":"g1"}
     `LITELLM_HOST` is `http://litellm:4000/v1`; give host:port, http://host:port, https://host[:port] or h2c://host:port
     `UPSTREAM_KIND` is `azure`; give litellm, openai or anthropic
+    `CAPABILITIES` is `web_search,everything`; give some of web_search, web_fetch, code_interpreter, computer_use, file_search, image_generation, remote_mcp, remote_media, file_ids, stored_state, background, containers, unknown_tools
+    `UNKNOWN_FIELDS` is `keep`; give reject, drop or pass
     `MAX_TURNS` is `-1`; give a whole number
     `MAX_TOTAL_TOKENS` is `1e6`; give a whole number
     `MAX_INPUT_TOKENS` is `many`; give a whole number
     `MAX_OUTPUT_TOKENS` is `1,000`; give a whole number
+    `MAX_COST_USD` is `$5`; give an amount of dollars, such as 2.50
     `MAX_CONCURRENT` is `0`; give a whole number from 1 to 4294967295
     `REQUESTS_PER_MINUTE` is `0`; give a whole number from 1 to 4294967295
     `TOKENS_PER_MINUTE` is `4294967296`; give a whole number from 1 to 4294967295
     `RUN_DEADLINE_SECONDS` is `10m`; give a whole number from 1 to 4294967295
+    `UNKNOWN_PRICE` is `free`; give reject or tokens_only
     `AUDIT_DURABILITY` is `always`; give os, group or fsync
     `METRICS_ADDR` is `localhost:9100`; give an IP address and a port, such as 127.0.0.1:9100
     `WORKERS` is `0`; give a whole number from 1 to 4294967295
@@ -112,6 +117,8 @@ fn every_setting_that_can_be_wrong_is_tried() {
         "LITELLM_MASTER_KEY",
         "UPSTREAM_CA_FILE",
         "MODELS",
+        "PRICES_FILE",
+        "ADMIN_SOCKET_PATH",
         "AUDIT_LOG_PATH",
         "AUDIT_SIGNING_KEY",
         "ACCESS_LOG_PATH",
@@ -171,14 +178,14 @@ fn a_file_is_understood_as_a_whole_or_not_at_all() {
       |
     1 | max_turns = 1
       | ^^^^^^^^^
-    unknown field `max_turns`, expected one of `listen`, `server`, `upstream`, `budget`, `policy`, `audit`, `access_log`, `metrics`, `workers`, `drain_timeout`
+    unknown field `max_turns`, expected one of `listen`, `shared`, `server`, `upstream`, `budget`, `prices`, `policy`, `audit`, `access_log`, `metrics`, `admin`, `workers`, `drain_timeout`
     ");
     insta::assert_snapshot!(error("[budget]\nmax_turnz = 1"), @r"
     `[file]` is not a valid configuration: TOML parse error at line 2, column 1
       |
     2 | max_turnz = 1
       | ^^^^^^^^^
-    unknown field `max_turnz`, expected one of `max_turns`, `max_total_tokens`, `max_input_tokens`, `max_output_tokens`, `max_concurrent`, `requests_per_minute`, `tokens_per_minute`, `deadline`
+    unknown field `max_turnz`, expected one of `max_turns`, `max_total_tokens`, `max_input_tokens`, `max_output_tokens`, `max_cost_usd`, `max_concurrent`, `requests_per_minute`, `tokens_per_minute`, `deadline`
     ");
     insta::assert_snapshot!(error("[upstream]\nurl = \"ftp://x\""), @r#"
     `[file]` is not a valid configuration: TOML parse error at line 2, column 7
@@ -270,6 +277,7 @@ const EXAMPLES: &[(&str, &str, Option<&str>)] = &[
     ("SOCKET_PATH", "/run/x.sock", Some("[listen]\nsocket_path = '/run/x.sock'")),
     ("SOCKET_MODE", "0660", Some("[listen]\nsocket_mode = '0660'")),
     ("SOCKET_OWNER", "7:8", Some("[listen]\nsocket_uid = 7\nsocket_gid = 8")),
+    ("SOCKET_REQUIRE_UID", "7, 8", Some("[listen]\nrequire_uid = [7, 8]")),
     ("RUN_ID", "run-9", None),
     ("ATTEMPT", "3", None),
     ("BILLING_ACCOUNT_ID", "acct-9", None),
@@ -279,19 +287,29 @@ const EXAMPLES: &[(&str, &str, Option<&str>)] = &[
     ("UPSTREAM_KIND", "openai", Some("[upstream]\nkind = 'openai'")),
     ("UPSTREAM_CA_FILE", "/ca.pem", Some("[upstream]\nca_file = '/ca.pem'")),
     ("MODELS", "a, b,,c", Some("[policy.body]\nmodels = ['a', 'b', 'c']")),
+    (
+        "CAPABILITIES",
+        "web_search, file_ids",
+        Some("[policy.body]\ncapabilities = [\"file_ids\", \"web_search\"]"),
+    ),
+    ("UNKNOWN_FIELDS", "reject", Some("[policy.body]\nunknown_fields = \"reject\"")),
     ("MAX_TURNS", "7", Some("[budget]\nmax_turns = 7")),
     ("MAX_TOTAL_TOKENS", "7", Some("[budget]\nmax_total_tokens = 7")),
     ("MAX_INPUT_TOKENS", "7", Some("[budget]\nmax_input_tokens = 7")),
     ("MAX_OUTPUT_TOKENS", "7", Some("[budget]\nmax_output_tokens = 7")),
+    ("MAX_COST_USD", "2.50", Some("[budget]\nmax_cost_usd = 2.5")),
     ("MAX_CONCURRENT", "7", Some("[budget]\nmax_concurrent = 7")),
     ("REQUESTS_PER_MINUTE", "7", Some("[budget]\nrequests_per_minute = 7")),
     ("TOKENS_PER_MINUTE", "7", Some("[budget]\ntokens_per_minute = 7")),
     ("RUN_DEADLINE_SECONDS", "7", Some("[budget]\ndeadline = '7s'")),
     ("AUDIT_LOG_PATH", "/a.jsonl", Some("[audit]\npath = '/a.jsonl'")),
+    ("PRICES_FILE", "/p.toml", Some("[prices]\nfile = '/p.toml'")),
+    ("UNKNOWN_PRICE", "tokens_only", Some("[prices]\nunknown = 'tokens_only'")),
     ("AUDIT_DURABILITY", "fsync", Some("[audit]\ndurability = 'fsync'")),
     ("AUDIT_SIGNING_KEY", "00", None),
     ("ACCESS_LOG_PATH", "/a.log", Some("access_log = '/a.log'")),
     ("METRICS_ADDR", "127.0.0.1:9", Some("[metrics]\naddress = '127.0.0.1:9'")),
+    ("ADMIN_SOCKET_PATH", "/run/a.sock", Some("[admin]\nsocket_path = '/run/a.sock'")),
     ("WORKERS", "7", Some("workers = 7")),
     ("DRAIN_TIMEOUT_SECONDS", "7", Some("drain_timeout = '7s'")),
 ];
@@ -299,20 +317,25 @@ const EXAMPLES: &[(&str, &str, Option<&str>)] = &[
 const WRONG: &[(&str, &str)] = &[
     ("SOCKET_MODE", "rw-------"),
     ("SOCKET_OWNER", "root"),
+    ("SOCKET_REQUIRE_UID", "agent"),
     ("RUN_ID", "run 1"),
     ("ATTEMPT", "first try"),
     ("BILLING_ACCOUNT_ID", "acct=1"),
     ("LITELLM_METADATA_JSON", "[]"),
     ("LITELLM_HOST", "http://litellm:4000/v1"),
     ("UPSTREAM_KIND", "azure"),
+    ("CAPABILITIES", "web_search,everything"),
+    ("UNKNOWN_FIELDS", "keep"),
     ("MAX_TURNS", "-1"),
     ("MAX_TOTAL_TOKENS", "1e6"),
     ("MAX_INPUT_TOKENS", "many"),
     ("MAX_OUTPUT_TOKENS", "1,000"),
+    ("MAX_COST_USD", "$5"),
     ("MAX_CONCURRENT", "0"),
     ("REQUESTS_PER_MINUTE", "0"),
     ("TOKENS_PER_MINUTE", "4294967296"),
     ("RUN_DEADLINE_SECONDS", "10m"),
+    ("UNKNOWN_PRICE", "free"),
     ("AUDIT_DURABILITY", "always"),
     ("METRICS_ADDR", "localhost:9100"),
     ("WORKERS", "0"),

@@ -2,9 +2,12 @@
 
 mod budget;
 mod cost;
+mod cutoff;
 mod faults;
+mod fields;
 mod headers;
 mod leaving;
+mod money;
 mod pool;
 mod record;
 mod routes;

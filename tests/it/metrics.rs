@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use cogni_gateway::audit::Lag;
 use cogni_gateway::audit::record::Outcome;
 use cogni_gateway::base;
-use cogni_gateway::budget::{Amount, Ask, Ledger, Limits, Nanodollars, Source, Tokens, Usage};
-use cogni_gateway::gateway::metrics::table::{Family, Kind};
-use cogni_gateway::gateway::metrics::{
+use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Source, Tokens, Usage};
+use cogni_gateway::observe::metrics::table::{Family, Kind};
+use cogni_gateway::observe::metrics::{
     MAX_MODELS, MAX_RUNS, Metrics, Model, Refused, Run, Settled,
 };
-use cogni_gateway::gateway::protocol::Route;
+use cogni_gateway::protocol::Route;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -99,7 +99,7 @@ fn a_forgotten_run_leaves_no_series() {
 fn a_retired_run_stays_until_its_time() {
     let metrics = Metrics::new("litellm").unwrap();
     let now = Instant::now();
-    let due = now + cogni_gateway::gateway::metrics::RETENTION;
+    let due = now + cogni_gateway::observe::metrics::RETENTION;
     metrics.run("ended", &unlimited());
     metrics.run("live", &unlimited());
     metrics.retire("ended", due);
@@ -117,7 +117,7 @@ fn a_run_that_is_served_again_keeps_its_series() {
     metrics.run("again", &unlimited()).refused(&Refused { route: None, code: "gone", status: 404 });
     metrics.retire("again", due);
     let limits = Limits { max_turns: Some(3), ..Limits::default() };
-    metrics.run("again", &Arc::new(Ledger::new(limits, Amount::default())));
+    metrics.run("again", &Arc::new(Ledger::new(limits, Past::default())));
     metrics.sweep(due);
     let text = text(&metrics);
     assert_eq!(sample(&text, r#"cogni_gateway_run_refusals_total{run="again",code="gone"}"#), 1);
@@ -381,14 +381,21 @@ pub(crate) fn a_busy_morning(metrics: &Metrics) -> Busy {
         max_total_tokens: Some(Tokens(100_000)),
         max_output_tokens: Some(Tokens(20_000)),
         deadline: Some(Duration::from_hours(1)),
+        max_cost_usd: Some(Nanodollars(2_500_000_000)),
         ..Limits::default()
     };
-    let budget = Arc::new(Ledger::new(limits, Amount::default()));
+    let budget = Arc::new(Ledger::new(limits, Past::default()));
     let run = metrics.run("run-7", &budget);
     let model = run.model("gpt-5-mini");
     let usage = Usage { cache_read: Tokens(1000), reasoning: Tokens(64), ..usage(1200, 180) };
 
-    let ask = Ask { is_turn: true, input: Tokens(1000), output: Some(Tokens(500)), choices: 1 };
+    let ask = Ask {
+        is_turn: true,
+        input: Tokens(1000),
+        output: Some(Tokens(500)),
+        choices: 1,
+        price: None,
+    };
     let _charge = budget.reserve(&ask).unwrap().settle(&usage);
     run.audit_lag(&Lag { records: 2, bytes: 640, failing: false });
     model.first_byte(Duration::from_millis(450));
@@ -399,6 +406,7 @@ pub(crate) fn a_busy_morning(metrics: &Metrics) -> Busy {
         Settled { outcome: Outcome::ClientGone, status: 0, cost: None, ..call(&model, &usage) };
     run.settled(&gone);
     run.refused(&Refused { route: None, code: "route_not_served", status: 404 });
+    run.dropped_field(Route::ChatCompletions, "attribution");
     run.answered(Some(Route::Health), 200);
     run.upstream_error("upstream_unreachable");
     run.client_gone();
@@ -433,7 +441,7 @@ fn usage(input: u64, output: u64) -> Usage {
 }
 
 fn unlimited() -> Arc<Ledger> {
-    Arc::new(Ledger::new(Limits::default(), Amount::default()))
+    Arc::new(Ledger::new(Limits::default(), Past::default()))
 }
 
 fn text(metrics: &Metrics) -> String {
@@ -510,7 +518,7 @@ impl Scrapes {
 }
 
 /// What a listener answers, but for the date.
-async fn scrape(address: SocketAddr, request: &str) -> String {
+pub(crate) async fn scrape(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();

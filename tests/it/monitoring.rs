@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cogni_gateway::base;
-use cogni_gateway::gateway::access_log::KEYS;
-use cogni_gateway::gateway::metrics::Metrics;
-use cogni_gateway::gateway::metrics::table::{Family, Kind};
+use cogni_gateway::observe::access_log::KEYS;
+use cogni_gateway::observe::metrics::Metrics;
+use cogni_gateway::observe::metrics::table::{Family, Kind};
 use serde_json::Value;
 
 use crate::metrics::a_busy_morning;

@@ -1,6 +1,8 @@
 //! The gateway among programs that others wrote: LiteLLM above it, the OpenAI and Anthropic SDKs below, Prometheus beside it.
 
+mod cut;
 mod place;
+mod spoof;
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! A run's socket: who may listen on a path, and how its connections are served.
 
+mod peer;
+
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -1,15 +1,16 @@
 //! The stream observer: what it reads, what it lets pass, what it costs.
 
 mod generate;
+mod limit;
 mod reference;
 
 use std::fmt::Write;
 use std::fs;
 
 use bytes::Bytes;
-use cogni_gateway::budget::{Nanodollars, Usage};
-use cogni_gateway::gateway::protocol::{Protocol, Route};
-use cogni_gateway::gateway::stream::{Finish, Format, MAX_EVENT, Observer, Oversize, UsageChunk};
+use cogni_gateway::budget::{Nanodollars, Tokens, Usage};
+use cogni_gateway::protocol::{Protocol, Route};
+use cogni_gateway::stream::{Finish, Format, MAX_EVENT, Observer, Oversize, UsageChunk};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
@@ -22,7 +23,8 @@ struct Reading {
     so_far: Option<Usage>,
     cost: Option<Nanodollars>,
     finish: Finish,
-    bytes: u64,
+    estimate: Tokens,
+    is_cut: bool,
     passed: Vec<u8>,
 }
 
@@ -42,7 +44,8 @@ impl Reading {
             so_far: observer.usage_so_far(),
             cost: observer.cost(),
             finish: observer.finish(),
-            bytes: observer.output_bytes(),
+            estimate: observer.output_estimate(),
+            is_cut: observer.is_cut(),
             passed,
         }
     }
@@ -270,6 +273,7 @@ fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
     let mut stream = vec![b'x'; MAX_EVENT - 2];
     stream.extend(b"\n\n");
     let long: Bytes = [b"x", stream.as_slice()].concat().into();
+    let comment: Bytes = [b": comment", stream.as_slice()].concat().into();
     let stream = Bytes::from(stream);
     let read = |stream: &Bytes, cut| {
         let mut observer = shown(Route::ChatCompletions);
@@ -279,6 +283,7 @@ fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
     for cut in [0, 1, MAX_EVENT - 2, MAX_EVENT - 1] {
         assert_eq!(read(&stream, cut), Ok(()), "cut at {cut}");
         assert_eq!(read(&long, cut), Err(Oversize), "cut at {cut}");
+        assert_eq!(read(&comment, cut), Ok(()), "a comment cut at {cut}");
     }
 }
 
@@ -382,7 +387,11 @@ proptest! {
         stream in generate::noise(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
     ) {
-        for observer in [shown, hidden, unary] {
+        let limited = |route| limit::tight(shown(route));
+        let limited_hidden = |route| limit::tight(hidden(route));
+        let observers: [&dyn Fn(Route) -> Observer; 5] =
+            [&shown, &hidden, &unary, &limited, &limited_hidden];
+        for observer in observers {
             let whole = Reading::of(observer(route), &stream, []);
             let split = Reading::of(observer(route), &stream, offsets(&cuts, stream.len()));
             prop_assert_eq!(&split, &whole);
@@ -533,7 +542,7 @@ const BODIES: &[(&str, Route, &str)] = &[
     (
         "messages",
         Route::Messages,
-        r#"{"type":"message","usage":{"input_tokens":11,"cache_creation_input_tokens":3,"cache_read_input_tokens":5,"output_tokens":7},"content":[{"type":"tool_use","input":{"usage":{"input_tokens":0,"output_tokens":0},"error":{}}}]}"#,
+        r#"{"type":"message","usage":{"input_tokens":11,"cache_creation_input_tokens":3,"cache_creation":{"ephemeral_5m_input_tokens":1,"ephemeral_1h_input_tokens":2},"cache_read_input_tokens":5,"output_tokens":7},"content":[{"type":"tool_use","input":{"usage":{"input_tokens":0,"output_tokens":0},"error":{}}}]}"#,
     ),
     (
         "messages, error",

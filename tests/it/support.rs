@@ -2,9 +2,11 @@
 
 pub(crate) mod allocations;
 pub(crate) mod app;
+pub(crate) mod authority;
 pub(crate) mod client;
 pub(crate) mod disk;
 pub(crate) mod engine;
 pub(crate) mod process;
 pub(crate) mod provider;
+pub(crate) mod shared;
 pub(crate) mod wire;

@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["manual"],
     &["cli"],
+    &["admin", "runner"],
     &["app"],
     &["config"],
     &["gateway", "provider"],
+    &["body", "upstream"],
     &["run"],
+    &["sandbox", "stream", "observe"],
     &["audit"],
-    &["budget"],
+    &["budget", "protocol"],
     &["base"],
 ];
 
@@ -21,7 +24,7 @@ const LAYERS: &[&[&str]] = &[
 fn rooms_import_downwards_only() {
     let floor = |room: &str| LAYERS.iter().position(|layer| layer.contains(&room));
     let mut untidy = BTreeSet::new();
-    for (path, text) in sources() {
+    for (path, text) in sources().into_iter().filter(|(path, _)| !is_program(path)) {
         let room = room_of(&path);
         let Some(from) = floor(&room) else {
             untidy.insert(format!("{room}: not in LAYERS"));
@@ -34,6 +37,17 @@ fn rooms_import_downwards_only() {
         }
     }
     assert!(untidy.is_empty(), "{untidy:#?}");
+}
+
+/// `cogni-init` is in every sandbox, and small: it takes nothing from the library, and no runtime.
+#[test]
+fn the_first_process_of_a_sandbox_imports_no_room() {
+    let programs = sources().into_iter().filter(|(path, _)| is_program(path));
+    let importing: Vec<_> = programs
+        .filter(|(_, text)| ["cogni_gateway::", "tokio::"].iter().any(|name| text.contains(name)))
+        .map(first)
+        .collect();
+    assert!(importing.is_empty(), "{importing:#?}");
 }
 
 #[test]
@@ -50,17 +64,26 @@ fn files_stay_readable() {
     assert!(long.is_empty(), "split these: {long:#?}");
 }
 
-/// `unsafe` is an exception of one file, with its reason beside it.
+/// `unsafe` is an exception of few files, with its reason beside it.
 #[test]
 fn unsafe_code_stays_where_it_is_listed() {
-    let found: Vec<_> = sources()
+    let mut found: Vec<_> = sources()
         .into_iter()
         .filter(|(_, text)| text.contains("unsafe {"))
         .map(|(path, text)| {
             (path, text.matches("unsafe {").count(), text.matches("// SAFETY: ").count())
         })
         .collect();
-    assert_eq!(found, [(PathBuf::from("src/base/unix.rs"), 3, 3)]);
+    found.sort();
+    let listed = [
+        ("src/base/socket.rs", 3, 3),
+        ("src/base/unix/peer.rs", 1, 1),
+        ("src/bin/cogni-init/agent.rs", 2, 2),
+        ("src/bin/cogni-init/filter.rs", 1, 1),
+        ("src/bin/cogni-init/listener.rs", 2, 2),
+        ("src/bin/cogni-init/supervisor.rs", 5, 5),
+    ];
+    assert_eq!(found, listed.map(|(path, blocks, reasons)| (path.into(), blocks, reasons)));
 }
 
 /// What is left to do stands in an issue, not in the code.
@@ -140,6 +163,11 @@ fn first((path, _): (PathBuf, String)) -> PathBuf {
 fn is_source(path: &Path) -> bool {
     let is_root = ["src/main.rs", "src/lib.rs"].iter().any(|root| path == Path::new(root));
     path.extension().is_some_and(|extension| extension == "rs") && !is_root
+}
+
+/// Programs beside the library are no rooms.
+fn is_program(path: &Path) -> bool {
+    path.starts_with("src/bin")
 }
 
 /// Every source file but the two crate roots.

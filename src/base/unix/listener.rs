@@ -5,16 +5,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-
-use super::register;
 
 /// A bound socket. Dropping the last clone removes the path, if it is still ours.
 #[derive(Debug)]
@@ -42,33 +37,6 @@ pub enum Error {
     NotASocket(PathBuf),
     #[error("cannot bind `{}`", path.display())]
     Bind { path: PathBuf, source: io::Error },
-}
-
-/// Accepts connections on a bound socket, within a runtime.
-#[derive(Debug)]
-pub struct Acceptor(AsyncFd<UnixListener>);
-
-impl Acceptor {
-    pub fn new(socket: UnixListener) -> io::Result<Self> {
-        register(socket, Interest::READABLE).map(Self)
-    }
-
-    /// The next connection, non-blocking. Pauses while the process is out of descriptors or memory.
-    pub async fn accept(&self) -> UnixStream {
-        let accept = |socket: &UnixListener| {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            rustix::net::accept_with(socket, flags).map(UnixStream::from).map_err(io::Error::from)
-        };
-        loop {
-            match self.0.async_io(Interest::READABLE, accept).await {
-                Ok(stream) => return stream,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
 }
 
 impl Listener {
@@ -157,9 +125,6 @@ fn new_socket() -> io::Result<OwnedFd> {
 fn inode(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
-
-/// Long enough for connections to end, short enough that nobody notices.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// `sun_path` is 108 bytes with its closing zero (`unix(7)`).
 const MAX_PATH_BYTES: usize = 107;

@@ -68,6 +68,11 @@ impl Client<'_> {
 }
 
 impl Answer {
+    /// The error's code, as a text.
+    pub(super) fn code(&self) -> String {
+        self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+    }
+
     pub(super) fn text(&self) -> String {
         self.frames.iter().map(|(_, frame)| frame.as_str()).collect()
     }

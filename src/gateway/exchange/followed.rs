@@ -7,13 +7,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::Exchange;
 use crate::audit::record::Outcome;
 use crate::budget::Source;
-use crate::gateway::request::OnClientGone;
-use crate::gateway::stream::Observer;
-use crate::gateway::upstream;
+use crate::gateway::policy::OnClientGone;
+use crate::gateway::rejection::CUT;
+use crate::stream::{OUTPUT_LIMIT_REACHED, Observer};
+use crate::upstream;
 
 /// Frames on their way to the client. Its end, early or not, is the end of the exchange.
 pub struct Followed(Option<Box<Passing>>);
@@ -22,6 +24,8 @@ struct Passing {
     body: upstream::Body,
     observer: Observer,
     exchange: Exchange,
+    /// Rings when an operator cuts the call.
+    until_cut: Pin<Box<WaitForCancellationFutureOwned>>,
     ended: bool,
     /// Why it broke off, until the server has been told.
     broken: Option<Broken>,
@@ -34,27 +38,48 @@ pub enum Broken {
     Upstream(#[from] upstream::Error),
     #[error("the upstream sent an event larger than the limit")]
     Oversize,
+    #[error("an operator has cut the call")]
+    Cut,
 }
 
 impl Followed {
     pub(super) fn new(body: upstream::Body, observer: Observer, exchange: Exchange) -> Self {
-        Self(Some(Box::new(Passing { body, observer, exchange, ended: false, broken: None })))
+        let until_cut = Box::pin(exchange.until_cut.clone().cancelled_owned());
+        let passing = Passing { body, observer, exchange, until_cut, ended: false, broken: None };
+        Self(Some(Box::new(passing)))
     }
 }
 
 impl Passing {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if self.exchange.until_cut.is_cancelled() && !self.ended {
+            return Poll::Ready(Some(Err(self.cut())));
+        }
         while !self.ended {
-            let passed = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Ok(frame)) => self.observe(frame)?,
-                Some(Err(error)) => return self.break_off(error, cx),
-                None => self.end(),
+            let passed = match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => self.observe(frame)?,
+                Poll::Ready(Some(Err(error))) => return self.break_off(error, cx),
+                Poll::Ready(None) => self.end(),
+                Poll::Pending => return self.wait(cx),
             };
             if let Some(data) = passed.filter(|data| !data.is_empty()) {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
         }
         Poll::Ready(self.broken.take().map(Err))
+    }
+
+    /// While the upstream is silent, an operator may still cut the call.
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        ready!(self.until_cut.as_mut().poll(cx));
+        Poll::Ready(Some(Err(self.cut())))
+    }
+
+    fn cut(&mut self) -> Broken {
+        self.ended = true;
+        self.exchange.code = Some(CUT);
+        self.exchange.outcome = Outcome::ShutDown;
+        Broken::Cut
     }
 
     /// Ends with an error, one turn later: a server that hears of it throws away what it has not yet
@@ -72,12 +97,18 @@ impl Passing {
     fn observe(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, Broken> {
         let Ok(data) = frame.into_data() else { return Ok(None) };
         self.exchange.frame(data.len());
-        self.observer.frame(data).map(Some).map_err(|_oversize| {
+        let passed = self.observer.frame(data).map_err(|_oversize| {
             self.ended = true;
             self.exchange.code = Some("upstream_event_too_large");
             self.exchange.outcome = Outcome::UpstreamFailed;
             Broken::Oversize
-        })
+        })?;
+        if self.observer.is_cut() {
+            self.ended = true;
+            self.exchange.code = Some(OUTPUT_LIMIT_REACHED);
+            self.exchange.outcome = Outcome::CutOff;
+        }
+        Ok(Some(passed))
     }
 
     fn end(&mut self) -> Option<Bytes> {
@@ -112,7 +143,7 @@ impl Passing {
                 self.observer.end();
                 return;
             };
-            if !frame.is_ok_and(|frame| self.observe(frame).is_ok()) {
+            if !frame.is_ok_and(|frame| self.observe(frame).is_ok()) || self.ended {
                 return;
             }
         }
@@ -126,7 +157,9 @@ impl Drop for Followed {
             passing.end();
         }
         let gateway = std::sync::Arc::clone(&passing.exchange.gateway);
-        if passing.is_abandoned() && gateway.policy.on_client_gone == OnClientGone::Drain {
+        if passing.is_abandoned()
+            && passing.exchange.policy.config.on_client_gone == OnClientGone::Drain
+        {
             gateway.tasks.spawn(passing.drain());
         } else {
             passing.exchange.reported(&passing.observer, Source::Provider);
@@ -158,6 +191,7 @@ impl Body for Followed {
     }
 }
 
-/// Long enough for the end of most answers; the rest is charged by estimate.
-const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
+/// Long enough for the end of most answers; the rest is charged by estimate. An answer that has not
+/// begun has as long to begin.
+pub(super) const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
 const MAX_DRAIN_BYTES: u64 = 8 * 1024 * 1024;

@@ -112,23 +112,23 @@ fn show_prints_a_row_for_each_record() {
     insta::with_settings!({filters => TIMES.to_vec()}, {
         insta::assert_snapshot!(few.join("\n"), @r"
         [date], run run-1
-             1  [time]        run.started       -                                     attempt 2, account acct-1, version 0.1.0, policy 9f86d081
-             2  [time]        request.admitted  call-1                                chat_completions gpt-4o, streamed; reserves 1 turn, 600 in, 4096 out
-             3  [time]        request.settled   call-1                                completed 200; charged 1 turn, 118 in, 44 out (provider); 812.2 ms
-             4  [time]        request.refused   call-2                                route_not_served 404
-             5  [time]        request.admitted  call-3                                chat_completions gpt-4o, streamed; reserves 1 turn, 600 in, 4096 out
-             6  [time]        request.settled   call-3                                client_gone; charged 1 turn, 118 in, 44 out (provider); 812.2 ms
-             7  [time]        run.finished      -                                     spent 2 turns, 236 in, 88 out
-             8  [time]        log.checkpoint    -                                     by d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737
-             9  [time]        run.started       -                                     attempt 2, resumed, account acct-1, version 0.1.0, policy 9f86d081
-            10  [time]        request.admitted  0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b  chat_completions gpt-4o, streamed; reserves 1 turn, 600 in, 4096 out
-            11  [time]        request.refused   0                                     rate_limited 429
-            12  [time]        request.refused   1                                     rate_limited 429
-            13  [time]        request.refused   2                                     rate_limited 429
-            14  [time]        request.refused   3                                     rate_limited 429
-            76  [time]        log.repaired      -                                     4 bytes of a torn line moved to audit.jsonl.torn-76
-            77  [time]        request.settled   0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b  crashed; charged 1 turn, 600 in, 4096 out (estimated); 0.0 ms
-            78  [time]        run.started       -                                     attempt 2, resumed, account acct-1, version 0.1.0, policy 9f86d081
+             1  [time]        run.started        -                                     attempt 2, account acct-1, version 0.1.0, policy 9f86d081
+             2  [time]        request.admitted   call-1                                chat_completions gpt-4o, streamed; reserves 1 turn, 600 in, 4096 out
+             3  [time]        request.settled    call-1                                completed 200; charged 1 turn, 118 in, 44 out (provider); 812.2 ms
+             4  [time]        request.refused    call-2                                route_not_served 404
+             5  [time]        request.admitted   call-3                                chat_completions gpt-4o, streamed; reserves 1 turn, 600 in, 4096 out
+             6  [time]        request.settled    call-3                                client_gone; charged 1 turn, 118 in, 44 out (provider); 812.2 ms
+             7  [time]        run.finished       -                                     spent 2 turns, 236 in, 88 out
+             8  [time]        log.checkpoint     -                                     by d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737
+             9  [time]        run.started        -                                     attempt 2, resumed, account acct-1, version 0.1.0, policy 9f86d081
+            10  [time]        request.admitted   0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b  chat_completions gpt-4o, streamed; reserves 1 turn, 600 in, 4096 out
+            11  [time]        request.refused    0                                     rate_limited 429
+            12  [time]        request.refused    1                                     rate_limited 429
+            13  [time]        request.refused    2                                     rate_limited 429
+            14  [time]        request.refused    3                                     rate_limited 429
+            76  [time]        log.repaired       -                                     4 bytes of a torn line moved to audit.jsonl.torn-76
+            77  [time]        request.settled    0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b  crashed; charged 1 turn, 600 in, 4096 out (estimated); 0.0 ms
+            78  [time]        run.started        -                                     attempt 2, resumed, account acct-1, version 0.1.0, policy 9f86d081
         ");
     });
 }

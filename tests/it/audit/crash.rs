@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use cogni_gateway::audit::chain::Why;
 use cogni_gateway::audit::read::Event;
@@ -61,6 +62,24 @@ fn a_torn_admission_costs_nothing() {
     fs::write(place.log(), &whole[..whole.len() - 1]).unwrap();
     let (_log, recovered) = place.open();
     assert_eq!((recovered.crashed, recovered.spent), (0, Amount::default()));
+}
+
+/// G9, G11: the log knows how long its run has been going on, over all of its processes.
+#[test]
+fn the_age_of_a_run_is_in_its_log() {
+    let place = Place::new();
+    let (log, fresh) = place.open();
+    assert_eq!(fresh.age, Duration::ZERO);
+    drop(log);
+    let begun = Instant::now();
+    loop {
+        let (_log, recovered) = place.open();
+        if recovered.age > Duration::ZERO {
+            // The log's clock has milliseconds.
+            assert!(recovered.age <= begun.elapsed() + Duration::from_secs(1), "{recovered:?}");
+            return;
+        }
+    }
 }
 
 /// G11: a repair that is itself cut short loses nothing either.
@@ -159,7 +178,7 @@ fn a_log_broken_in_the_middle_is_left_alone() {
     fs::write(place.log(), &bytes).unwrap();
     let error = Log::open(&config(&place.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
-        insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 787): the content does not match its hash; it is evidence now, so move it away and start anew");
+        insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 807): the content does not match its hash; it is evidence now, so move it away and start anew");
     });
     assert_eq!(place.bytes(), bytes);
 }

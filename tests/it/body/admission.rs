@@ -3,17 +3,15 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
+use cogni_gateway::body::{Call, Policy, Reader, Refusal, admit};
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::gateway::body::{Call, Policy, Refusal, admit};
-use cogni_gateway::gateway::json::{Limits, Scanner};
-use cogni_gateway::gateway::protocol::Route;
-use cogni_gateway::gateway::rope::Rope;
-use cogni_gateway::gateway::stream::UsageChunk;
+use cogni_gateway::protocol::Route;
+use cogni_gateway::stream::UsageChunk;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{concat, frames, generate, scan};
+use super::{POSTS, admit_in, admitted, concat, frames, generate, scan, sent};
 
 /// G7: a chat stream reports its usage, whatever the client said; a client that did not ask for the
 /// report does not see it.
@@ -36,8 +34,9 @@ fn a_chat_stream_always_reports_its_usage() {
     let mut table = String::new();
     for body in bodies {
         let call = admitted(Route::ChatCompletions, body);
-        let sent = String::from_utf8(concat(&call.rope)).unwrap();
-        writeln!(table, "{body}\n  {:?} {sent}", call.usage_chunk).unwrap();
+        let usage_chunk = call.usage_chunk;
+        let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+        writeln!(table, "{body}\n  {usage_chunk:?} {sent}").unwrap();
     }
     assert_snapshot!(table, @r#"
     {"model":"m","stream":true}
@@ -75,8 +74,9 @@ fn only_streams_that_need_to_be_asked_are_asked() {
     for route in POSTS {
         let call = admitted(route, body);
         let is_asked = matches!(route, Route::ChatCompletions | Route::Completions);
-        assert_eq!(concat(&call.rope) != body.as_bytes(), is_asked, "{route:?}");
         assert_eq!(call.usage_chunk == UsageChunk::Hide, is_asked, "{route:?}");
+        let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+        assert_eq!(sent.contains("stream_options"), is_asked, "{route:?}");
     }
 }
 
@@ -96,16 +96,16 @@ proptest! {
         size in 1..40usize,
     ) {
         let options = options.map_or_else(String::new, |options| format!(r#","stream_options":{options}"#));
-        let body = format!(r#"{{"model":"m"{options},"other":{other} , "stream":true}}"#);
+        let body = format!(r#"{{"model":"m"{options},"response_format":{other} , "stream":true}}"#);
         prop_assume!(scan([body.as_bytes()]).is_ok());
         let mut expected: Value = serde_json::from_str(&body).unwrap();
         let asked = expected["stream_options"]["include_usage"] == json!(true);
         expected["stream_options"]["include_usage"] = json!(true);
 
         let call = admit_in(Route::ChatCompletions, &Policy::default(), frames(body.as_bytes(), size)).unwrap();
-        prop_assert_eq!(serde_json::from_slice::<Value>(&concat(&call.rope)).unwrap(), expected);
         prop_assert_eq!(call.usage_chunk == UsageChunk::Show, asked);
         prop_assert_eq!(call.input_estimate, Tokens((body.len() as u64).div_ceil(3)));
+        prop_assert_eq!(serde_json::from_slice::<Value>(&concat(&call.into_body())).unwrap(), expected);
     }
 }
 
@@ -116,16 +116,17 @@ fn models_are_allowed_by_name_and_renamed_in_place() {
         models: vec!["fast".into(), "gpt-5".into()],
         aliases: [("fast".into(), "azure/\"gpt-5\"-mini".into()), ("other".into(), "x".into())]
             .into(),
+        ..Policy::default()
     };
     let call = |body: &str| admit_in(Route::Messages, &policy, frames(body.as_bytes(), 4096));
 
     let renamed = call(r#"{"model":"f\u0061st","max_tokens":1}"#).unwrap();
-    assert_eq!(concat(&renamed.rope), br#"{"model":"azure/\"gpt-5\"-mini","max_tokens":1}"#);
     assert_eq!(renamed.model.as_deref(), Some("azure/\"gpt-5\"-mini"));
+    assert_eq!(concat(&renamed.into_body()), br#"{"model":"azure/\"gpt-5\"-mini","max_tokens":1}"#);
 
     let same = call(r#"{"model": "gpt-5"}"#).unwrap();
-    assert_eq!(concat(&same.rope), br#"{"model": "gpt-5"}"#);
     assert_eq!(same.model.as_deref(), Some("gpt-5"));
+    assert_eq!(concat(&same.into_body()), br#"{"model": "gpt-5"}"#);
 
     // An alias is not a permission, and an upstream's name is not an alias.
     for refused in
@@ -155,7 +156,7 @@ fn edits_do_not_get_in_each_others_way() {
     ];
     for (body, expected) in bodies {
         let call = admit_in(Route::Completions, &policy, frames(body.as_bytes(), 5)).unwrap();
-        assert_eq!(String::from_utf8(concat(&call.rope)).unwrap(), expected);
+        assert_eq!(String::from_utf8(concat(&call.into_body())).unwrap(), expected);
     }
 }
 
@@ -281,13 +282,11 @@ fn admitting_a_megabyte_copies_none_of_it() {
 
     let mut call = Call::default();
     let counted = allocation_counter::measure(|| {
-        let mut scanner = Scanner::new(Limits::default());
-        let mut rope = Rope::default();
+        let mut reader = Reader::new(Route::ChatCompletions);
         for frame in &frames {
-            scanner.feed(frame).unwrap();
-            rope.push(frame.clone());
+            reader.push(frame.clone()).unwrap();
         }
-        call = admit(Route::ChatCompletions, &policy, rope, &scanner.finish().unwrap()).unwrap();
+        call = admit(&policy, reader.finish().unwrap()).unwrap();
     });
     assert!(counted.bytes_total < 8192 && counted.count_total < 24, "{counted:?}");
 
@@ -298,24 +297,27 @@ fn admitting_a_megabyte_copies_none_of_it() {
             .map(|frame| frame.as_ptr_range())
             .any(|frame| frame.start <= piece.start && piece.end <= frame.end)
     };
-    let written: usize = call.rope.iter().filter(|piece| !is_received(piece)).map(Bytes::len).sum();
+    let body = call.into_body();
+    let written: usize = body.iter().filter(|piece| !is_received(piece)).map(Bytes::len).sum();
     assert_eq!(written, r#""longer","stream_options":{"include_usage":true}"#.len());
 }
 
-const POSTS: [Route; 6] = [
-    Route::ChatCompletions,
-    Route::Completions,
-    Route::Responses,
-    Route::Messages,
-    Route::CountTokens,
-    Route::Embeddings,
-];
-
-fn admitted(route: Route, body: &str) -> Call {
-    admit_in(route, &Policy::default(), frames(body.as_bytes(), 4096)).unwrap()
-}
-
-fn admit_in(route: Route, policy: &Policy, rope: Rope) -> Result<Call, Refusal> {
-    let document = scan(rope.iter().map(|frame| &frame[..])).unwrap();
-    admit(route, policy, rope, &document)
+/// G5: `n` and `best_of` multiply what a call costs.
+#[test]
+fn a_call_may_ask_for_as_many_answers_as_the_limit_and_no_more() {
+    let policy = Policy::default();
+    assert!(sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":8}"#).is_ok());
+    let refused = [
+        sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":9}"#),
+        sent(Route::Completions, &policy, r#"{"model":"m","n":1,"best_of":50}"#),
+    ];
+    let table: Vec<_> =
+        refused.into_iter().map(|refused| refused.unwrap_err().to_string()).collect();
+    assert_snapshot!(table.join("\n"), @r"
+    `n` asks for more than 8 answers; ask for fewer, or in more calls
+    `best_of` asks for more than 8 answers; ask for fewer, or in more calls
+    ");
+    let policy = Policy { max_choices: 1, ..policy };
+    assert!(sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":2}"#).is_err());
+    assert!(sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":1}"#).is_ok());
 }

@@ -21,6 +21,33 @@ pub(super) fn body() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// A JSON value as text.
+pub(super) fn value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        object(),
+        string(),
+        Just("[ ]".to_owned()),
+        Just("-1.5e3".to_owned()),
+        interesting()
+    ]
+}
+
+/// Parts and tools that admission looks at, in pieces that may or may not make one.
+fn interesting() -> impl Strategy<Value = String> {
+    let leaf = prop::sample::select(TEXTS).prop_map(|text| format!("\"{text}\""));
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        let member = (prop::sample::select(JUDGED), inner.clone());
+        prop_oneof![
+            vec(inner, 0..4).prop_map(|items| format!("[{}]", items.join(","))),
+            vec(member, 0..4).prop_map(|members| {
+                let members: Vec<_> =
+                    members.into_iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+                format!("{{{}}}", members.join(","))
+            }),
+        ]
+    })
+}
+
 /// A JSON object as text, in all the ways it may be written; now and then with a key twice.
 pub(super) fn object() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
@@ -80,6 +107,36 @@ const KEYS: &[&str] = &[
     "a key that is longer than the sixty-four bytes that are kept of it, and then some",
     "a key that is longer than the sixty-four bytes that are kept of it, and then more",
     "a key that is longer than the sixty-four bytes th\\u0061t are kept of it, and then more",
+];
+
+const JUDGED: &[&str] = &[
+    "type",
+    "typ\\u0065",
+    "url",
+    "image_url",
+    "source",
+    "file_id",
+    "file_data",
+    "input",
+    "content",
+    "tools",
+    "name",
+    "role",
+    "environment",
+    "definition",
+    "googleSearch",
+];
+
+const TEXTS: &[&str] = &[
+    "",
+    "function",
+    "functi\\u006fn",
+    "web_search_20250305",
+    "item_reference",
+    "data:image/png;base64,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+    "d\\u0061ta:,",
+    "https://example.org/a/path/that/is/longer/than/what/is/kept",
+    "\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00",
 ];
 
 const PARTS: &[&str] = &[

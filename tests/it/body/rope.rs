@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 
 use bytes::{Buf, Bytes};
-use cogni_gateway::gateway::rope::Rope;
+use cogni_gateway::base::rope::Rope;
 use proptest::collection::vec;
 use proptest::prelude::*;
 

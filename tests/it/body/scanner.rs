@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::iter;
 use std::ops::Range;
 
-use cogni_gateway::gateway::json::{Invalid, Kind, LIVE_KEYS, Limits, Scanner};
+use cogni_gateway::base::json::{Invalid, Kind, LIVE_KEYS, Limits, Scanner};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::Value;

@@ -51,6 +51,7 @@ impl Compose {
             .arg(self.folder.path().join("litellm.yaml"))
             .args(arguments)
             .env("AGENT_IMAGE", engine::HOST)
+            .env("COGNI_INIT", engine::init())
             .env("GATEWAY_IMAGE", engine::GATEWAY)
             .env("LITELLM_MASTER_KEY_FILE", self.folder.path().join("litellm_master_key"))
             .output()

@@ -30,6 +30,7 @@ pub(super) struct Deployment {
     pub(super) agent: Container,
     provider: Container,
     kind: Proxy,
+    socket: String,
     logs: String,
     engine: Engine,
     _config: TempDir,
@@ -83,9 +84,17 @@ impl Deployment {
             order(&|| start_proxy(&engine, kind, &config, &network, [&socket, &logs]), &|| {
                 start_agent(&engine, &socket)
             });
-        let deployment = Self { proxy, agent, provider, kind, logs, engine, _config: config };
+        let deployment =
+            Self { proxy, agent, provider, kind, socket, logs, engine, _config: config };
         deployment.until_it_answers();
         deployment
+    }
+
+    /// A sandbox of any image beside the agent's: `cogni-init` mounted into it, and nothing else changed.
+    pub(super) fn sandbox(&self, image: &str, argv: &[&str]) -> Container {
+        let init = format!("{}:/cogni-init:ro", engine::init());
+        let options = ["--volume", &init, "--entrypoint", "/cogni-init"];
+        start_sandbox(&self.engine, image, &self.socket, &options, argv)
     }
 
     /// One request from inside the sandbox.
@@ -208,8 +217,24 @@ fn start_proxy(
     }
 }
 
-/// As the sandboxes are started today, the socket mounted read-only.
+/// As the sandboxes are started today, with the socat of their image.
 fn start_agent(engine: &Engine, socket: &str) -> Container {
+    let bridge = [
+        "socat",
+        "TCP-LISTEN:8080,fork,bind=127.0.0.1,reuseaddr",
+        "UNIX-CONNECT:/llm-sock/llm.sock",
+    ];
+    start_sandbox(engine, engine::HOST, socket, &[], &bridge)
+}
+
+/// The hardening that every agent has, the socket mounted read-only.
+fn start_sandbox(
+    engine: &Engine,
+    image: &str,
+    socket: &str,
+    more: &[&str],
+    command: &[&str],
+) -> Container {
     let socket = format!("{socket}:/llm-sock:ro");
     let options = [
         ["--network", "none"],
@@ -220,12 +245,7 @@ fn start_agent(engine: &Engine, socket: &str) -> Container {
         ["--memory", "512m"],
         ["--volume", &socket],
     ];
-    let bridge = [
-        "socat",
-        "TCP-LISTEN:8080,fork,bind=127.0.0.1,reuseaddr",
-        "UNIX-CONNECT:/llm-sock/llm.sock",
-    ];
-    engine.run(engine::HOST, &[&["--read-only"], options.as_flattened()].concat(), &bridge)
+    engine.run(image, &[&["--read-only"], options.as_flattened(), more].concat(), command)
 }
 
 fn variables() -> [(&'static str, &'static str); 9] {

@@ -214,6 +214,43 @@ async fn a_budget_survives_a_restart() {
     app.stop().await;
 }
 
+/// G9: what may be written is limited upstream, also where the client set no limit.
+#[tokio::test]
+async fn the_upstream_is_told_what_is_left() {
+    let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(250))).await;
+    let calls = [
+        ("/v1/chat/completions", json!({"model": "fake/output=99", "messages": []})),
+        (
+            "/v1/responses",
+            json!({"model": "fake/output=99", "input": "x", "max_output_tokens": 900}),
+        ),
+        ("/v1/messages", json!({"model": "fake/output=99", "max_tokens": 99, "messages": []})),
+    ];
+    let mut answers = vec![];
+    for (path, call) in calls {
+        let answer = app.client().post(path, &call).await;
+        let left = answer.headers["x-cogni-budget-output-tokens-left"].to_str().unwrap();
+        answers
+            .push(format!("{left} {}", app.upstream.seen.last().unwrap().text.as_deref().unwrap()));
+    }
+    insta::assert_snapshot!(answers.join("\n"), @r#"
+    250 {"messages":[],"model":"fake/output=99","max_completion_tokens":250}
+    151 {"input":"x","max_output_tokens":151,"model":"fake/output=99","store":false}
+    52 {"max_tokens":52,"messages":[],"model":"fake/output=99"}
+    "#);
+    app.stop().await;
+}
+
+/// G9: many answers share what is left.
+#[tokio::test]
+async fn many_answers_share_what_is_left() {
+    let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(250))).await;
+    let call = json!({"model": "fake", "messages": [], "n": 4, "max_tokens": 100});
+    assert_eq!(app.client().post("/v1/chat/completions", &call).await.status, 200);
+    insta::assert_snapshot!(app.upstream.seen.last().unwrap().text.as_deref().unwrap(), @r#"{"max_tokens":62,"messages":[],"model":"fake","n":4}"#);
+    app.stop().await;
+}
+
 /// G10: an agent can look what is left.
 #[tokio::test]
 async fn the_status_says_what_is_left() {
@@ -230,10 +267,12 @@ async fn the_status_says_what_is_left() {
     {
       "attempt": "0",
       "budget": {
+        "cost_left_usd": null,
         "input_tokens_left": null,
         "limits": {
           "deadline": "1h",
           "max_concurrent": null,
+          "max_cost_usd": null,
           "max_input_tokens": null,
           "max_output_tokens": 1000,
           "max_total_tokens": null,

@@ -91,7 +91,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 fn size_of_future<F, R>(_: F) -> usize
 where
-    F: Fn(Arc<Gateway>, Request<Incoming>) -> R,
+    F: Fn(Arc<Gateway>, Option<u32>, Request<Incoming>) -> R,
     R: Future,
 {
     size_of::<R>()

@@ -63,6 +63,32 @@ async fn a_body_too_large_is_refused() {
     app.stop().await;
 }
 
+/// G10: Codex repeats what other clients take for final, so on its route all that is final is a 400.
+#[tokio::test]
+async fn what_is_refused_for_good_stops_the_clients_of_its_protocol() {
+    let app = TestApp::with(|config| {
+        config.policy.max_body_bytes = 100;
+        config.policy.body.models = vec!["fake".to_owned()];
+    })
+    .await;
+    for (path, [model, size, kind]) in [
+        ("/v1/chat/completions", [403, 413, 415]),
+        ("/v1/messages", [403, 413, 415]),
+        ("/v1/responses", [400, 400, 400]),
+    ] {
+        let answers = [
+            app.client().post(path, &json!({ "model": "other" })).await,
+            app.client().post(path, &json!({ "model": "fake", "input": "x".repeat(100) })).await,
+            app.client().send(post(path, &json!({}), &[("content-type", "text/plain")])).await,
+        ];
+        for (answer, status) in answers.iter().zip([model, size, kind]) {
+            assert_eq!(answer.status, status, "{path}: {}", answer.text());
+            assert_eq!(answer.header("x-should-retry"), Some("false"), "{path}");
+        }
+    }
+    app.stop().await;
+}
+
 /// G14: a body that is begun and not ended.
 #[tokio::test]
 async fn a_body_that_never_ends_is_cut() {

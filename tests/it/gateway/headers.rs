@@ -1,6 +1,6 @@
 //! G4: what a client says about itself reaches nobody, and what the upstream says of itself stays inside.
 
-use cogni_gateway::gateway::upstream::Kind;
+use cogni_gateway::upstream::Kind;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;

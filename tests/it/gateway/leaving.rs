@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cogni_gateway::gateway::request::OnClientGone;
+use cogni_gateway::gateway::policy::OnClientGone;
 use cogni_gateway::provider::Ended;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -54,6 +54,8 @@ async fn a_client_that_leaves_before_the_answer_cancels_the_call() {
     left(&app).await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(0)));
+    // The model may have been writing all the time.
+    assert!(settled["charged"]["output"].as_u64().unwrap() >= 200, "{settled}");
     app.stop().await;
 }
 
@@ -85,6 +87,26 @@ async fn a_drain_learns_the_true_usage() {
     assert_eq!(settled["usage"], json!({"input": 11, "output": 77, "source": "drained"}));
     assert_eq!(settled["charged"], json!({"turns": 1, "input": 11, "output": 77}));
     assert_eq!(app.upstream.seen.last().unwrap().ended, Some(Ended::Completed));
+    app.stop().await;
+}
+
+/// G8: it does so where its client has not even waited for the head: of a unary answer, that is all the time.
+#[tokio::test]
+async fn a_drain_waits_for_an_answer_that_has_not_begun() {
+    let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
+    let mut socket = app.client().connect().await;
+    let body = json!({"model": "fake/gate=head,output=77", "messages": []}).to_string();
+    let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+    let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    socket.write_all(request.as_bytes()).await.unwrap();
+    app.upstream.gate.reached(1).await;
+    drop(socket);
+    // The gateway has seen that the client left when it serves the next one.
+    app.client().get("/health").await;
+    app.upstream.gate.open(1);
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));
+    assert_eq!(settled["usage"], json!({"input": 11, "output": 77, "source": "drained"}));
     app.stop().await;
 }
 

@@ -43,6 +43,7 @@ async fn a_call_is_two_records() {
     insta::assert_debug_snapshot!(names, @r#"
     [
         "run.started",
+        "connection.opened",
         "request.admitted",
         "request.settled",
         "run.finished",

@@ -2,22 +2,20 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cogni_gateway::app::App;
 use cogni_gateway::config::Config;
 use cogni_gateway::provider::Ended;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::pki_types::PrivatePkcs8KeyDer;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 use crate::support::app::{TestApp, configuration};
+use crate::support::authority::Authority;
 
 /// G8: whatever the server offers; HTTP/2 where it can.
 #[tokio::test]
@@ -160,38 +158,6 @@ async fn silence_before_an_http2_head_is_a_timeout() {
         (504, &json!("upstream_first_byte_timeout"))
     );
     app.stop().await;
-}
-
-/// A certificate authority, and its file.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    file: PathBuf,
-    _place: TempDir,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("ca.pem");
-        fs::write(&file, issuer.pem()).unwrap();
-        Self { issuer, file, _place: place }
-    }
-
-    fn server(&self, name: &str, protocols: &[&str]) -> rustls::ServerConfig {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new([name.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
-        let mut config = rustls::ServerConfig::builder()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.der().clone()], key.into())
-            .unwrap();
-        config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
-        config
-    }
 }
 
 /// A listener that speaks TLS and will stand in front of a provider.

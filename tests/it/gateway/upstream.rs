@@ -234,7 +234,7 @@ fn full_backlog() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
 }
 
 /// The same upstream by another protocol.
-fn through(scheme: &str, url: &str) -> cogni_gateway::gateway::upstream::Target {
+fn through(scheme: &str, url: &str) -> cogni_gateway::upstream::Target {
     url.replace("http://", &format!("{scheme}://")).parse().unwrap()
 }
 

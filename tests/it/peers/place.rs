@@ -15,7 +15,7 @@ use crate::support::process::{Process, free_port};
 pub(super) const REMEDY: &str = "`tests/run peers` installs what is missing and runs this test";
 
 const GATEWAY: &str = env!("CARGO_BIN_EXE_cogni-gateway");
-const KEY: &str = "sk-litellm-master";
+pub(super) const KEY: &str = "sk-litellm-master";
 
 /// A proxy with its socket, its access log and its audit in one directory.
 pub(super) struct Place {
@@ -90,7 +90,7 @@ impl Place {
         self.folder.path().join("access.log")
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("llm.sock")
     }
 }
@@ -103,24 +103,30 @@ pub(super) struct Peer {
 
 /// The fake provider, which answers by `script`.
 pub(super) fn provider(script: &str) -> Peer {
-    let mut process =
-        Process::start(Command::new(GATEWAY).args(["provider", "--script", script]), "");
+    provider_with(&["--script", script])
+}
+
+fn provider_with(arguments: &[&str]) -> Peer {
+    let mut process = Process::start(Command::new(GATEWAY).arg("provider").args(arguments), "");
     process.until(|said| said.ends_with('\n'));
     let said = process.said();
     let (_, address) = said.trim().split_once("http://").unwrap();
     Peer { address: address.to_owned(), _process: process }
 }
 
-/// LiteLLM, with the fake provider behind its models.
+/// LiteLLM, with the fake provider behind its models. Both write down what they see.
 pub(super) struct Litellm {
     pub(super) address: String,
-    _process: Process,
+    process: Process,
     _provider: Peer,
+    folder: TempDir,
 }
 
 impl Litellm {
     pub(super) fn start() -> Self {
-        let provider = provider("");
+        let folder = tempfile::tempdir().unwrap();
+        let record = folder.path().join("provider.jsonl").display().to_string();
+        let provider = provider_with(&["--record", &record]);
         let port = free_port().to_string();
         let address = format!("127.0.0.1:{port}");
         let mut process = Process::start(
@@ -131,13 +137,30 @@ impl Litellm {
                 .env("LITELLM_MASTER_KEY", KEY)
                 .env("PROVIDER", format!("http://{}", provider.address))
                 .env("PROVIDER_V1", format!("http://{}/v1", provider.address))
+                .env("WITNESS", folder.path().join("witness.jsonl"))
+                .env("PYTHONDONTWRITEBYTECODE", "1")
                 // Its price list would otherwise be fetched from the internet.
                 .env("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
             REMEDY,
         );
         let alive = format!("http://{address}/health/liveliness");
         process.until(|_| succeeds(&curl_fail(&alive)));
-        Self { address, _process: process, _provider: provider }
+        Self { address, process, _provider: provider, folder }
+    }
+
+    /// What the callback in `tests/peers/witness.py` has seen so far, a line of JSON for each event.
+    pub(super) fn witnessed(&self) -> String {
+        fs::read_to_string(self.folder.path().join("witness.jsonl")).unwrap()
+    }
+
+    /// What reached the provider behind it, a line of JSON for each request.
+    pub(super) fn forwarded(&self) -> String {
+        fs::read_to_string(self.folder.path().join("provider.jsonl")).unwrap()
+    }
+
+    /// Its own log.
+    pub(super) fn said(&self) -> String {
+        self.process.said()
     }
 }
 
@@ -219,7 +242,8 @@ fn succeeds(curl: &[String]) -> bool {
     Command::new("curl").args(curl).output().is_ok_and(|output| output.status.success())
 }
 
-fn here(file: &str) -> PathBuf {
+/// A file in `tests/peers`.
+pub(super) fn here(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers").join(file)
 }
 

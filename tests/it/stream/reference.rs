@@ -2,8 +2,8 @@
 //! as a tree, the whole response at once.
 
 use cogni_gateway::budget::{Source, Tokens, Usage};
-use cogni_gateway::gateway::protocol::{Protocol, Route};
-use cogni_gateway::gateway::stream::Finish;
+use cogni_gateway::protocol::{Protocol, Route};
+use cogni_gateway::stream::Finish;
 use serde_json::Value;
 
 #[derive(Debug)]
@@ -111,6 +111,7 @@ struct Model {
     output: Option<u64>,
     cache_read: Option<u64>,
     cache_write: Option<u64>,
+    cache_write_1h: Option<u64>,
     reasoning: Option<u64>,
 }
 
@@ -123,6 +124,7 @@ impl Model {
             output: None,
             cache_read: None,
             cache_write: None,
+            cache_write_1h: None,
             reasoning: None,
         }
     }
@@ -194,6 +196,8 @@ impl Model {
         set(&mut self.cache_read, &details(input)["cached_tokens"]);
         set(&mut self.cache_read, &usage["cache_read_input_tokens"]);
         set(&mut self.cache_write, &usage["cache_creation_input_tokens"]);
+        let hour = &usage["cache_creation"]["ephemeral_1h_input_tokens"];
+        set(&mut self.cache_write_1h, hour);
         set(&mut self.reasoning, &details(output)["reasoning_tokens"]);
     }
 
@@ -214,11 +218,13 @@ impl Model {
         }
         let output = self.output.unwrap_or(0);
         let read = read.min(input);
+        let write = write.min(input - read);
         Some(Usage {
             input: Tokens(input),
             output: Tokens(output),
             cache_read: Tokens(read),
-            cache_write: Tokens(write.min(input - read)),
+            cache_write: Tokens(write),
+            cache_write_1h: Tokens(self.cache_write_1h.unwrap_or(0).min(write)),
             reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
             source: Source::Provider,
         })

@@ -8,7 +8,7 @@ use cogni_gateway::app::App;
 use cogni_gateway::audit::verify;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::config::Config;
-use cogni_gateway::gateway::access_log::Destination;
+use cogni_gateway::observe::access_log::Destination;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -41,7 +41,7 @@ impl TestApp {
         configure(&mut config);
         let audit = config.audit.path.clone();
         let app = App::build(config).unwrap();
-        let (socket, metrics) = (app.socket().to_path_buf(), app.metrics_address());
+        let (socket, metrics) = (app.socket().unwrap().to_path_buf(), app.metrics_address());
         let stop = CancellationToken::new();
         let served = tokio::spawn(app.serve(stop.clone()));
         Self { upstream, socket, metrics, stop, served, audit, directory }

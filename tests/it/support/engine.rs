@@ -3,6 +3,7 @@
 //! Everything made here carries one label, unique to its [`Engine`], and goes with it, also when a test panics.
 
 use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use uuid::Uuid;
@@ -13,6 +14,16 @@ pub(crate) const GATEWAY: &str = "cogni-gateway:dev";
 /// A shell, socat, curl and nginx, copied from this machine by `docker/from-host`.
 pub(crate) const HOST: &str = "cogni-gateway-test:host";
 
+/// busybox and nothing else, from `docker/from-host`.
+pub(crate) const BUSYBOX: &str = "cogni-gateway-test:busybox";
+
+/// The static program, from `docker/init`.
+pub(crate) fn init() -> &'static str {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/target/docker/cogni-init");
+    assert!(Path::new(path).exists(), "this test needs `{path}`; `tests/run image` makes it");
+    path
+}
+
 pub(crate) struct Engine {
     label: String,
 }
@@ -20,7 +31,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// Panics, and says what to run, where there is no engine or no image to test.
     pub(crate) fn connect() -> Self {
-        for image in [GATEWAY, HOST] {
+        for image in [GATEWAY, HOST, BUSYBOX] {
             let found = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
             assert!(
                 found.status.success(),

@@ -1,0 +1,120 @@
+//! The bridge of a sandbox beside socat, in one run: what it adds to an event of a stream, and what it carries.
+//!
+//! `-- --test` only shows that it runs. An event crosses the bridge and one byte comes back before the next is sent, so
+//! that nothing queues; the figure is the way there.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a bench is not production code"
+)]
+
+use std::env;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn main() {
+    let once = env::args().any(|argument| argument == "--test");
+    let (events, mebibytes) = if once { (10, 1) } else { (20_000, 2048) };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("llm.sock");
+    let socket = path.to_str().unwrap();
+    let listener = UnixListener::bind(socket).unwrap();
+
+    println!("bridge   lag p50   lag p99   down MiB/s   up MiB/s");
+    let listen = "TCP-LISTEN:8071,bind=127.7.7.7,fork,reuseaddr,nodelay";
+    let mut socat = Command::new("socat");
+    socat.args([listen, &format!("UNIX-CONNECT:{socket}")]);
+    let mut ours = Command::new(env!("CARGO_BIN_EXE_cogni-init"));
+    ours.args(["--listen", "127.7.7.7:8072", "--socket", socket, "sleep", "100000"]);
+    for (name, port, command) in [("socat", 8071, &mut socat), ("init", 8072, &mut ours)] {
+        let bridge = Bridge::start(command, &listener, port);
+        let (half, most) = bridge.lag(&listener, events);
+        let (client, gateway) = bridge.pair(&listener);
+        let down = rate(gateway, client, mebibytes);
+        let (client, gateway) = bridge.pair(&listener);
+        let up = rate(client, gateway, mebibytes);
+        println!("{name:6} {half:>9.1?} {most:>9.1?} {down:>12.0} {up:>10.0}");
+    }
+}
+
+struct Bridge {
+    process: Child,
+    port: u16,
+}
+
+impl Bridge {
+    fn start(command: &mut Command, listener: &UnixListener, port: u16) -> Self {
+        let process = command.spawn().expect("socat is installed; `tests/run bench` does it");
+        while TcpStream::connect(("127.7.7.7", port)).is_err() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        // Ours has asked whether the socket answers; each has passed on the connection just made.
+        let asked = usize::from(port == 8072);
+        for _ in 0..=asked {
+            listener.accept().unwrap();
+        }
+        Self { process, port }
+    }
+
+    fn pair(&self, listener: &UnixListener) -> (TcpStream, UnixStream) {
+        let client = TcpStream::connect(("127.7.7.7", self.port)).unwrap();
+        client.set_nodelay(true).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    /// Half of the events took less than the first, and 99 in 100 less than the second.
+    fn lag(&self, listener: &UnixListener, events: usize) -> (Duration, Duration) {
+        let (mut client, mut gateway) = self.pair(listener);
+        let reader = thread::spawn(move || {
+            let mut event = [0; EVENT];
+            let mut arrived = vec![];
+            while client.read_exact(&mut event).is_ok() {
+                arrived.push(Instant::now());
+                client.write_all(b".").unwrap();
+            }
+            arrived
+        });
+        let mut sent = vec![];
+        for _ in 0..events {
+            sent.push(Instant::now());
+            gateway.write_all(&[b'x'; EVENT]).unwrap();
+            gateway.read_exact(&mut [0]).unwrap();
+        }
+        drop(gateway);
+        let arrived = reader.join().unwrap();
+        let mut lags: Vec<_> = arrived.iter().zip(sent).map(|(at, sent)| *at - sent).collect();
+        lags.sort_unstable();
+        (lags[lags.len() / 2], lags[lags.len() * 99 / 100])
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        // Both are killed with what they have started: ours by itself, socat's children when their connections end.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// MiB a second.
+fn rate(mut from: impl Write + Send + 'static, mut to: impl Read, mebibytes: u32) -> f64 {
+    let begun = Instant::now();
+    let writer = thread::spawn(move || {
+        let chunk = vec![7; 1 << 18];
+        for _ in 0..mebibytes * 4 {
+            from.write_all(&chunk).unwrap();
+        }
+    });
+    let mut buffer = vec![0; 1 << 18];
+    while to.read(&mut buffer).unwrap() > 0 {}
+    writer.join().unwrap();
+    f64::from(mebibytes) / begun.elapsed().as_secs_f64()
+}
+
+/// A usual event of a chat stream.
+const EVENT: usize = 240;

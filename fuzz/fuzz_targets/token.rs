@@ -1,0 +1,26 @@
+//! Whatever a client sends as its token: it is believed if and only if we have signed it, in this spelling.
+#![cfg_attr(fuzzing, no_main)]
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use cogni_gateway::run::token::{Claims, Keys, MAX_TOKEN_BYTES};
+use cogni_gateway_fuzz::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = str::from_utf8(data) else { return };
+    if let Ok(keys) = Keys::parse(text) {
+        let token = keys.mint("run-1", Duration::from_secs(1), None, UNIX_EPOCH).expect("a token");
+        assert!(token.len() <= MAX_TOKEN_BYTES);
+        assert!(keys.verify(&token, UNIX_EPOCH).is_ok());
+    }
+    let keys = Keys::parse(KEYS).expect("two keys");
+    if let Ok(claims) = keys.authenticate(text) {
+        let (key_id, peeked) = Claims::peek(text).expect("what is signed can be read");
+        assert_eq!(peeked, claims);
+        assert_eq!(keys.sign(&claims, Some(key_id)).as_deref(), Ok(text), "another spelling");
+    }
+});
+
+/// The seeds are signed with these.
+const KEYS: &str = "a = 1111111111111111111111111111111111111111111111111111111111111111\n\
+                    b = 2222222222222222222222222222222222222222222222222222222222222222";

@@ -1,0 +1,150 @@
+//! What a process listens on: one run's socket, or an address that many runs share.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use arc_swap::ArcSwap;
+
+use super::runs::Runs;
+use crate::base::drain::Drain;
+use crate::base::tls;
+use crate::base::unix::Listener;
+use crate::config::{Config, Shared};
+use crate::gateway::door::Door;
+use crate::gateway::registry::Gateways;
+use crate::gateway::server::{self, socket};
+use crate::run::token::Keys;
+
+/// A bound listener, and what is behind it.
+pub(super) enum Front {
+    Socket { listener: Listener, run: Gateways, config: Arc<server::Config>, uids: Arc<[u32]> },
+    Shared { listener: TcpListener, config: Shared, shared: Arc<server::shared::Shared> },
+}
+
+/// The work of one worker.
+pub(super) type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+
+impl Front {
+    /// Binds what the configuration names, and opens its runs.
+    pub(super) fn bind(config: &Config, runs: &Runs, tasks: &Drain) -> anyhow::Result<Self> {
+        match &config.shared {
+            None => Self::bind_socket(config, runs),
+            Some(shared) => Self::bind_shared(config, shared, runs, tasks),
+        }
+    }
+
+    fn bind_socket(config: &Config, runs: &Runs) -> anyhow::Result<Self> {
+        // First: who finds another process on the socket must not touch its records.
+        let listener = Listener::bind(&config.listen.socket_path, config.listen.permissions())?;
+        let run = runs.open_only()?;
+        let uids = config.listen.require_uid.as_slice().into();
+        Ok(Self::Socket { listener, run, config: Arc::new(config.server.clone()), uids })
+    }
+
+    fn bind_shared(
+        config: &Config,
+        shared: &Shared,
+        runs: &Runs,
+        tasks: &Drain,
+    ) -> anyhow::Result<Self> {
+        let tls = shared.tls().map(|files| tls::server(&files)).transpose()?;
+        let door = Door {
+            keys: ArcSwap::from_pointee(Keys::read(&shared.token_keys_file)?),
+            runs: Arc::clone(runs.registry()),
+            metrics: Arc::clone(runs.metrics()),
+            access_log: runs.access_log().clone(),
+        };
+        let listener = bind(shared.listen).with_context(|| {
+            format!("`shared.listen` is `{}`, which cannot be bound", shared.listen)
+        })?;
+        for spec in &shared.runs {
+            let opened = runs.open(spec.clone());
+            opened.with_context(|| format!("run `{}` cannot be opened", spec.run_id))?;
+        }
+        let served = server::shared::Shared {
+            config: config.server.clone(),
+            door,
+            tls: tls.map(ArcSwap::new),
+            max_connections: shared.max_connections,
+            handshake_timeout: shared.handshake_timeout,
+            tasks: tasks.clone(),
+        };
+        Ok(Self::Shared { listener, config: shared.clone(), shared: Arc::new(served) })
+    }
+
+    /// What one worker has to do.
+    pub(super) fn serve(&self, worker: usize) -> io::Result<Serving> {
+        Ok(match self {
+            Self::Socket { listener, run, config, uids } => {
+                let (run, config) = (Arc::clone(&run[worker]), Arc::clone(config));
+                Box::pin(socket::serve(listener.accept_handle()?, run, config, Arc::clone(uids)))
+            }
+            Self::Shared { listener, shared, .. } => {
+                let (listener, shared) = (listener.try_clone()?, Arc::clone(shared));
+                Box::pin(server::shared::serve(listener, worker, shared))
+            }
+        })
+    }
+
+    /// Reads keys and certificates again, and returns what puts them in force.
+    pub(super) fn renewal(&self) -> impl Fn(&Config) -> anyhow::Result<Box<dyn FnOnce()>> + use<> {
+        let current = match self {
+            Self::Socket { .. } => None,
+            Self::Shared { shared, config, .. } => Some((Arc::clone(shared), config.clone())),
+        };
+        move |fresh| {
+            let (Some((current, old)), Some(shared)) = (current.clone(), &fresh.shared) else {
+                return Ok(Box::new(|| ()));
+            };
+            check_lasting(&old, shared)?;
+            let keys = Keys::read(&shared.token_keys_file)?;
+            let tls = shared.tls().map(|files| tls::server(&files)).transpose()?;
+            Ok(Box::new(move || {
+                current.door.keys.store(Arc::new(keys));
+                if let (Some(current), Some(tls)) = (&current.tls, tls) {
+                    current.store(tls);
+                }
+            }))
+        }
+    }
+
+    pub(super) fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::Socket { listener, .. } => Some(listener.path()),
+            Self::Shared { .. } => None,
+        }
+    }
+
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Socket { .. } => None,
+            Self::Shared { listener, .. } => listener.local_addr().ok(),
+        }
+    }
+}
+
+/// Keys and certificates may change behind a listener; the listener itself is bound.
+fn check_lasting(old: &Shared, new: &Shared) -> anyhow::Result<()> {
+    let changed = [
+        ("`shared.listen`", old.listen != new.listen),
+        ("`shared.plaintext`", old.plaintext != new.plaintext),
+        ("`shared.handshake_timeout`", old.handshake_timeout != new.handshake_timeout),
+        ("`shared.max_connections`", old.max_connections != new.max_connections),
+        ("`shared.audit_dir`", old.audit_dir != new.audit_dir),
+    ];
+    match changed.into_iter().find(|(_, has_changed)| *has_changed) {
+        Some((what, _)) => bail!("{what} cannot change while runs are served; restart for that"),
+        None => Ok(()),
+    }
+}
+
+/// A listening socket that does not block, and can be bound again at once.
+pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

@@ -1,0 +1,345 @@
+//! The runs of a process: each with its own budget, records and metrics, on connections that they share.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use tokio::sync::{Semaphore, oneshot};
+
+use super::control::{self, By, Control};
+use crate::audit::record::Started;
+use crate::audit::{self, Recovered};
+use crate::base::drain::{Drain, Drained};
+use crate::budget::{Ledger, Past};
+use crate::config::{Config, RunSpec};
+use crate::gateway::Gateway;
+use crate::gateway::policy::{self, Policy};
+use crate::gateway::registry::{Gateways, Registry};
+use crate::observe::access_log;
+use crate::observe::metrics::{self, Metrics};
+use crate::run::{Run, gate};
+use crate::upstream::Upstream;
+
+/// A handle to the runs of a process, by which they are opened, changed and closed while it serves.
+#[derive(Clone)]
+pub struct Runs(Arc<Host>);
+
+/// What the runs of a process share.
+struct Host {
+    base: Mutex<Base>,
+    /// Whether runs come and go; a run on a socket of its own ends with its process.
+    is_shared: bool,
+    audit_dir: Option<PathBuf>,
+    drain_timeout: Duration,
+    max_connections: usize,
+    /// One for each worker.
+    upstreams: Vec<Arc<Upstream>>,
+    metrics: Arc<Metrics>,
+    /// For what is of no run; those of the runs go to the same place.
+    access_log: access_log::Log,
+    registry: Arc<Registry>,
+    open: Mutex<HashMap<String, Open>>,
+    tasks: Drain,
+}
+
+/// What a run has that says nothing else.
+#[derive(Clone)]
+struct Base {
+    config: Config,
+    policy: Policy,
+}
+
+/// A run that is open, for its operator.
+#[derive(Clone)]
+struct Open {
+    control: Arc<Control>,
+    /// How it was described, where there are others.
+    spec: Option<RunSpec>,
+}
+
+impl Runs {
+    /// No runs yet, and what they will share. `tasks` are those of the process.
+    pub(super) fn new(config: &Config, tasks: Drain) -> anyhow::Result<Self> {
+        let base = Base::new(config)?;
+        let upstreams = (0..config.workers)
+            .map(|_| Upstream::new(&config.upstream).map(Arc::new))
+            .collect::<io::Result<_>>()
+            .context("the upstream's authorities cannot be loaded")?;
+        let nobody = access_log::Identity { run: "-", attempt: "-" };
+        Ok(Self(Arc::new(Host {
+            base: Mutex::new(base),
+            is_shared: config.shared.is_some(),
+            audit_dir: config.shared.as_ref().and_then(|shared| shared.audit_dir.clone()),
+            drain_timeout: config.drain_timeout,
+            max_connections: config.server.max_connections,
+            upstreams,
+            metrics: Arc::new(Metrics::new(config.upstream.kind.name())?),
+            access_log: access_log::Log::open(&config.access_log, &nobody)?,
+            registry: Arc::default(),
+            open: Mutex::default(),
+            tasks,
+        })))
+    }
+
+    /// Opens a run. Blocks on the disk; must be called within a runtime.
+    ///
+    /// # Errors
+    /// This process serves one run only, the run is open already, its description is not good, or its records cannot be opened.
+    pub fn open(&self, spec: RunSpec) -> anyhow::Result<Arc<Run>> {
+        self.check_shared()?;
+        let base = self.0.base().clone();
+        let config = self.0.config_of(&spec, &base)?;
+        let gateways = self.0.open(config, Some(spec), &base.policy)?;
+        Ok(Arc::clone(&gateways[0].run))
+    }
+
+    /// Closes a run. New calls are refused at once; those that are open may end within the drain timeout,
+    /// then they are cut. Then its records are closed, and some minutes later its metrics go away.
+    ///
+    /// It goes on where nobody waits for it.
+    ///
+    /// # Errors
+    /// This process serves one run only, there is no such run, or its records could not be closed.
+    pub async fn close(&self, run: &str) -> anyhow::Result<Drained> {
+        self.check_shared()?;
+        let gateways = self.0.registry.remove(run);
+        let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
+        let (host, (done, closed)) = (Arc::clone(&self.0), oneshot::channel());
+        self.0.tasks.spawn(async move {
+            let _nobody_waits = done.send(host.close(gateways).await);
+        });
+        closed.await.context("closing the run was given up")?
+    }
+
+    /// Says whether runs can be opened and closed here.
+    ///
+    /// # Errors
+    /// This process serves one run only.
+    pub fn check_shared(&self) -> anyhow::Result<()> {
+        if self.0.is_shared {
+            return Ok(());
+        }
+        bail!("this process serves one run, on its own socket; the run begins and ends with it")
+    }
+
+    /// The runs that are open, in no order.
+    pub fn list(&self) -> Vec<Arc<Run>> {
+        self.0.registry.all().iter().map(|gateways| Arc::clone(&gateways[0].run)).collect()
+    }
+
+    /// The operator's handles on all runs, in no order.
+    pub fn controls(&self) -> Vec<Arc<Control>> {
+        self.0.opened().values().map(|open| Arc::clone(&open.control)).collect()
+    }
+
+    /// The operator's handle on one run.
+    pub fn control(&self, run: &str) -> Option<Arc<Control>> {
+        self.0.opened().get(run).map(|open| Arc::clone(&open.control))
+    }
+
+    /// Puts another configuration in force for every run, or for none. Runs that it describes anew are
+    /// changed; they are opened and closed only by [`Runs::open`] and [`Runs::close`].
+    ///
+    /// # Errors
+    /// What is wrong with it, or cannot change while runs are served.
+    pub fn reload(&self, by: By, fresh: Config) -> anyhow::Result<()> {
+        let mut base = self.0.base();
+        let next = Base::new(&fresh)?;
+        let described = fresh.shared.map(|shared| shared.runs).unwrap_or_default();
+        let mut changes = vec![];
+        for Open { control, spec } in self.0.opened().values().cloned() {
+            let again = described.iter().find(|new| new.run_id == control.run().identity.run);
+            let config = match again.cloned().or(spec) {
+                Some(spec) => self.0.config_of(&spec, &next)?,
+                None => next.config.clone(),
+            };
+            control.check(&config)?;
+            let policy = control::compile_like(&next.policy, &config)?;
+            changes.push((control, config, policy));
+        }
+        for (control, config, policy) in changes {
+            control.put(by, config, policy);
+        }
+        *base = next;
+        Ok(())
+    }
+
+    pub(super) fn access_log(&self) -> &access_log::Log {
+        &self.0.access_log
+    }
+
+    pub(super) fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.metrics
+    }
+
+    pub(super) fn registry(&self) -> &Arc<Registry> {
+        &self.0.registry
+    }
+
+    /// Opens the one run of a process that has no others.
+    pub(super) fn open_only(&self) -> anyhow::Result<Gateways> {
+        let base = self.0.base().clone();
+        self.0.open(base.config, None, &base.policy)
+    }
+
+    /// Closes the records of all runs, whose calls have ended.
+    ///
+    /// Side by side: each waits for the disk, and a thousand in a row take longer than a container has to stop.
+    ///
+    /// # Errors
+    /// One that could not be closed; the others are.
+    pub(super) async fn finish(&self) -> anyhow::Result<()> {
+        let finish = |run: Arc<Run>| tokio::task::spawn_blocking(move || finish(&run));
+        let finishing: Vec<_> = self.list().into_iter().map(finish).collect();
+        let mut finished = Ok(());
+        for run in finishing {
+            finished = finished.and(run.await?);
+        }
+        finished
+    }
+
+    /// Everything there is to scrape.
+    pub(super) fn scrape(&self) -> Vec<u8> {
+        for gateways in self.0.registry.all() {
+            let gateway = &gateways[0];
+            gateway.metrics.audit_lag(&gateway.run.audit.lag());
+        }
+        let metrics = &self.0.metrics;
+        metrics.access_log_lost(self.0.access_log.lost());
+        metrics.sweep(Instant::now());
+        metrics.render()
+    }
+}
+
+impl Base {
+    fn new(config: &Config) -> anyhow::Result<Self> {
+        let config = Config { shared: None, ..config.clone() };
+        Ok(Self { policy: control::compile(&config)?, config })
+    }
+}
+
+impl Host {
+    fn config_of(&self, spec: &RunSpec, base: &Base) -> anyhow::Result<Config> {
+        spec.clone().within(&base.config, self.audit_dir.as_deref())
+    }
+
+    fn open(
+        &self,
+        config: Config,
+        spec: Option<RunSpec>,
+        policy: &Policy,
+    ) -> anyhow::Result<Gateways> {
+        let name = config.identity.run.clone();
+        // Held while the records are opened, so that nobody else opens the same run meanwhile.
+        let mut opened = self.opened();
+        if opened.contains_key(&name) {
+            bail!("run `{name}` is open already");
+        }
+        let policy = control::compile_like(policy, &config)?;
+        let (audit, recovered) = open_audit(&config, &policy)?;
+        let past = Past { spent: recovered.spent, age: recovered.age };
+        let ledger = Ledger::new(config.budget.clone(), past);
+        let run = Arc::new(Run::new(config.identity.clone(), ledger, audit));
+        let policy = Arc::new(policy::Live::from_pointee(policy));
+        let gateways = self.gateways(&run, &policy);
+        flush(Arc::clone(&run), &gateways[0].tasks);
+        let control = Arc::new(Control::new(run, policy, config));
+        opened.insert(name.clone(), Open { control, spec });
+        self.registry.insert(&name, Arc::clone(&gateways));
+        Ok(gateways)
+    }
+
+    fn gateways(&self, run: &Arc<Run>, policy: &Arc<policy::Live>) -> Gateways {
+        let identity =
+            access_log::Identity { run: &run.identity.run, attempt: &run.identity.attempt };
+        let access_log = Arc::new(self.access_log.for_run(&identity));
+        let metrics = self.metrics.run(&run.identity.run, &run.ledger);
+        let tasks = self.tasks.part();
+        let gateway = |upstream: &Arc<Upstream>| {
+            Arc::new(Gateway {
+                run: Arc::clone(run),
+                policy: Arc::clone(policy),
+                upstream: Arc::clone(upstream),
+                metrics: Arc::clone(&metrics),
+                access_log: Arc::clone(&access_log),
+                slots: Arc::new(Semaphore::new(self.max_connections)),
+                tasks: tasks.clone(),
+            })
+        };
+        self.upstreams.iter().map(gateway).collect()
+    }
+
+    async fn close(&self, gateways: Gateways) -> anyhow::Result<Drained> {
+        let gateway = &gateways[0];
+        let (run, tasks) = (Arc::clone(&gateway.run), &gateway.tasks);
+        run.gate.set(gate::State::Draining);
+        // On a listener that is shared, calls are told by their run that the time is up.
+        let cut = async {
+            tasks.cut().cancelled().await;
+            run.gate.cut();
+            std::future::pending().await
+        };
+        let drained = tokio::select! {
+            drained = tasks.finish(self.drain_timeout) => drained,
+            never = cut => never,
+        };
+        // Nobody may change it any more: what ends its records is the last of them.
+        self.opened().remove(&run.identity.run);
+        let finished = tokio::task::spawn_blocking(move || finish(&run)).await?;
+        gateway.metrics.audit_lag(&gateway.run.audit.lag());
+        self.metrics.retire(&gateway.run.identity.run, Instant::now() + metrics::RETENTION);
+        finished?;
+        tracing::info!(run = gateway.run.identity.run, ?drained, "the run is closed");
+        Ok(drained)
+    }
+
+    fn base(&self) -> MutexGuard<'_, Base> {
+        self.base.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opened(&self) -> MutexGuard<'_, HashMap<String, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn open_audit(config: &Config, policy: &Policy) -> anyhow::Result<(audit::Log, Recovered)> {
+    let started = Started {
+        run: config.identity.run.clone(),
+        attempt: config.identity.attempt.clone(),
+        account: config.identity.account.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        policy: config.digest(),
+        prices: policy.prices.digest().to_owned(),
+    };
+    let (log, recovered) = audit::Log::open(&config.audit, &started)?;
+    if recovered.resumed {
+        tracing::info!(run = started.run, spent = ?recovered.spent, crashed = recovered.crashed, torn_bytes = recovered.torn_bytes, "resumed the audit log");
+    }
+    Ok((log, recovered))
+}
+
+fn finish(run: &Run) -> anyhow::Result<()> {
+    let name = &run.identity.run;
+    run.finish().with_context(|| format!("the audit log of run `{name}` could not be closed"))
+}
+
+/// Writes out what is buffered, until the run ends.
+fn flush(run: Arc<Run>, tasks: &Drain) {
+    let closing = tasks.closing().clone();
+    tasks.spawn(async move {
+        let flush = async {
+            loop {
+                run.audit.unflushed().await;
+                tokio::time::sleep(FLUSH_INTERVAL).await;
+                run.audit.flush();
+            }
+        };
+        closing.run_until_cancelled(flush).await;
+    });
+}
+
+/// How late a record may reach the kernel when nothing pushes it out before.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(100);

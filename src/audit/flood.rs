@@ -1,0 +1,77 @@
+//! Keeps what can be repeated without end from filling the disk.
+//!
+//! The first [`SINGLY`] are recorded one by one. After that they are counted, and a record with the count
+//! is written at most once a second.
+
+use std::time::{Duration, Instant};
+
+/// One thing that may come in floods.
+#[derive(Debug)]
+pub(super) struct Flood {
+    /// How many more are recorded one by one.
+    singly: u32,
+    /// Counted since the last record.
+    repeats: u64,
+    recorded: Option<Instant>,
+}
+
+impl Flood {
+    /// Counts one; `true` if it is to be recorded by itself.
+    pub(super) fn count(&mut self) -> bool {
+        if self.singly > 0 {
+            self.singly -= 1;
+            return true;
+        }
+        self.repeats += 1;
+        false
+    }
+
+    /// Takes out what was counted and is due: not recorded within the last second, or `all`.
+    pub(super) fn due(&mut self, now: Instant, all: bool) -> Option<u64> {
+        let waits = self.recorded.is_some_and(|last| now.duration_since(last) < PAUSE);
+        if self.repeats == 0 || (waits && !all) {
+            return None;
+        }
+        self.recorded = Some(now);
+        Some(std::mem::take(&mut self.repeats))
+    }
+
+    /// Whether something was counted that is not recorded yet.
+    pub(super) fn is_counting(&self) -> bool {
+        self.repeats > 0
+    }
+}
+
+impl Default for Flood {
+    fn default() -> Self {
+        Self { singly: SINGLY, repeats: 0, recorded: None }
+    }
+}
+
+/// Recorded one by one: enough to see what an agent tried. Ours.
+const SINGLY: u32 = 64;
+
+/// Between two records after that. Ours: a day of flooding is 86,400 lines, 30 MB.
+const PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_recorded_once_a_second() {
+        let mut flood = Flood::default();
+        assert_eq!((0..100).filter(|_| flood.count()).count(), 64);
+        let start = Instant::now();
+        let mut repeats = |millis: u64, all: bool| {
+            let due = flood.due(start + Duration::from_millis(millis), all);
+            flood.count();
+            due
+        };
+        assert_eq!(repeats(0, false), Some(36));
+        assert_eq!(repeats(1, false), None);
+        assert_eq!(repeats(999, false), None);
+        assert_eq!(repeats(1000, false), Some(3));
+        assert_eq!(repeats(1001, true), Some(1), "the end does not wait");
+    }
+}

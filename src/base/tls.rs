@@ -1,0 +1,117 @@
+//! TLS from PEM files: who we trust, and who we are.
+
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+
+/// The files that a server is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Files<'a> {
+    /// The server's certificate, and those between it and an authority.
+    pub certificate: &'a Path,
+    pub key: &'a Path,
+    /// Authorities; clients must then show a certificate of theirs.
+    pub client_authorities: Option<&'a Path>,
+}
+
+/// Why a file cannot be used. No error shows what stands in a key's file.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("`{}` cannot be read", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("`{}` is not PEM: {why}", path.display())]
+    Pem { path: PathBuf, why: String },
+    #[error("`{}` holds no {what}", path.display())]
+    Empty { path: PathBuf, what: &'static str },
+    #[error("`{}` holds a bad certificate", path.display())]
+    Certificate { path: PathBuf, source: rustls::Error },
+    #[error("`{}` and `{}` do not belong together", certificate.display(), key.display())]
+    Pair { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+    #[error("`{}` holds no authority that clients can be checked against", path.display())]
+    ClientAuthorities { path: PathBuf, source: VerifierBuilderError },
+}
+
+/// What a server needs to speak TLS 1.2 or later, and HTTP/2 or HTTP/1.1 over it.
+///
+/// # Errors
+/// The first file that cannot be used.
+pub fn server(files: &Files<'_>) -> Result<Arc<ServerConfig>, Error> {
+    let chain = certificates(files.certificate)?;
+    let key = private_key(files.key)?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("the provider speaks TLS 1.2 and 1.3");
+    let builder = match files.client_authorities {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let roots = Arc::new(authorities(path)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+            builder.with_client_cert_verifier(
+                verifier
+                    .map_err(|source| Error::ClientAuthorities { path: path.into(), source })?,
+            )
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|source| Error::Pair {
+        certificate: files.certificate.into(),
+        key: files.key.into(),
+        source,
+    })?;
+    config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// The authorities in a PEM file.
+///
+/// # Errors
+/// It cannot be read, holds none, or one that is not a certificate.
+pub fn authorities(path: &Path) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        let added = roots.add(certificate);
+        added.map_err(|source| Error::Certificate { path: path.into(), source })?;
+    }
+    Ok(roots)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let found = CertificateDer::pem_reader_iter(open(path)?);
+    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(|error| not_pem(path, &error))?;
+    if found.is_empty() {
+        return Err(Error::Empty { path: path.into(), what: "certificate" });
+    }
+    Ok(found)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+    PrivateKeyDer::from_pem_reader(open(path)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => Error::Empty { path: path.into(), what: "private key" },
+        error => not_pem(path, &error),
+    })
+}
+
+fn open(path: &Path) -> Result<BufReader<File>, Error> {
+    let file = File::open(path).map_err(|source| Error::Read { path: path.into(), source })?;
+    Ok(BufReader::new(file))
+}
+
+fn not_pem(path: &Path, error: &pem::Error) -> Error {
+    Error::Pem { path: path.into(), why: error.to_string() }
+}
+
+/// Named, because a process may link more than one.
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// The name of HTTP/2 in ALPN (RFC 9113, section 3.1).
+pub const HTTP2: &[u8] = b"h2";
+
+/// The name of HTTP/1.1 in ALPN (RFC 7301, section 6).
+const HTTP1: &[u8] = b"http/1.1";

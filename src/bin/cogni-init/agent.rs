@@ -1,0 +1,163 @@
+//! The agent's process: found as execvp finds it, started as execve starts it, with nothing between.
+
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr;
+
+use rustix::process::{self, Pid, Signal};
+use rustix::thread;
+
+use super::options::{Options, UnixSockets};
+use super::{Failure, NOT_EXECUTABLE, NOT_FOUND, SETUP_FAILED, filter, supervisor};
+
+/// Starts the agent in a session of its own, and returns its pid.
+pub(crate) fn start(options: &Options) -> Result<Pid, Failure> {
+    let image = Image::new(&options.argv)?;
+    let unix_sockets = options.unix_sockets;
+    let mut command = Command::new(&options.argv[0]);
+    let child = spawn(&mut command, move || Err(image.become_agent(unix_sockets)));
+    match child {
+        // The child is waited for by its pid, together with the orphans that we are given.
+        Ok(pid) => Ok(pid),
+        Err(error) => Err(refused(&options.argv[0], &error)),
+    }
+}
+
+/// The standard library forks, and tells us why the child has failed, if it has.
+#[expect(
+    unsafe_code,
+    reason = "what runs between fork and exec is for the caller to keep harmless"
+)]
+fn spawn(
+    command: &mut Command,
+    between: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
+) -> io::Result<Pid> {
+    // SAFETY: this process has one thread, so that the child's copy of it holds no lock of another's.
+    let child = unsafe { command.pre_exec(between) }.spawn()?;
+    Ok(Pid::from_child(&child))
+}
+
+/// What execve is given, made before the fork.
+struct Image {
+    /// The paths to try, in order.
+    candidates: Vec<CString>,
+    argv: Vec<CString>,
+    env: Vec<CString>,
+}
+
+impl Image {
+    fn new(argv: &[OsString]) -> Result<Self, Failure> {
+        let variables = env::vars_os().map(|(mut variable, value)| {
+            variable.push("=");
+            variable.push(value);
+            variable
+        });
+        let strings = || -> Result<Self, std::ffi::NulError> {
+            Ok(Self {
+                candidates: candidates(&argv[0])?,
+                argv: argv.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
+                env: variables.map(c_string).collect::<Result<_, _>>()?,
+            })
+        };
+        strings().map_err(|error| Failure::setup("pass the arguments on", error))
+    }
+
+    /// Replaces this process, the child, by the agent; returns only if that fails.
+    ///
+    /// We execute it ourselves, and not by the standard library, whose execvp would give a file without a `#!` line to
+    /// a shell.
+    fn become_agent(&self, unix_sockets: UnixSockets) -> io::Error {
+        if let Err(error) = confine(unix_sockets) {
+            return error;
+        }
+        let (argv, env) = (pointers(&self.argv), pointers(&self.env));
+        let mut outcome = io::Error::from_raw_os_error(libc::ENOENT);
+        for path in &self.candidates {
+            let error = execute(path, &argv, &env);
+            match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => {}
+                // As execvp does: another directory may have one that is executable, and if not, this is the reason.
+                Some(libc::EACCES) => outcome = error,
+                _ => return error,
+            }
+        }
+        outcome
+    }
+}
+
+/// The session makes the agent the leader of a process group that does not have us in it.
+fn confine(unix_sockets: UnixSockets) -> io::Result<()> {
+    supervisor::unblock_signals()?;
+    process::setsid()?;
+    process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    thread::set_no_new_privs(true)?;
+    if unix_sockets == UnixSockets::Denied {
+        // An error number of our own: execve has EINVAL and EACCES too.
+        filter::deny_unix_sockets().map_err(|_| io::Error::from_raw_os_error(NO_FILTER))?;
+    }
+    Ok(())
+}
+
+#[expect(unsafe_code, reason = "there is no safe call that executes a program and nothing else")]
+fn execute(path: &CString, argv: &[*const libc::c_char], env: &[*const libc::c_char]) -> io::Error {
+    // SAFETY: both lists end with a null pointer, and point to strings that outlive the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+}
+
+/// A name with a slash is a path; another is looked for in `PATH`, or where execvp looks without one.
+fn candidates(program: &OsStr) -> Result<Vec<CString>, std::ffi::NulError> {
+    if program.as_bytes().contains(&b'/') {
+        return Ok(vec![c_string(program.to_owned())?]);
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    env::split_paths(&path).map(|folder| c_string(folder.join(program).into_os_string())).collect()
+}
+
+fn c_string(text: OsString) -> Result<CString, std::ffi::NulError> {
+    CString::new(text.into_vec())
+}
+
+fn refused(program: &OsStr, error: &io::Error) -> Failure {
+    let program = program.to_string_lossy();
+    let failure = |status, message| Failure { status, message };
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) if program.contains('/') => failure(
+            NOT_FOUND,
+            format!("there is no `{program}`, or the interpreter that it names is not in the image"),
+        ),
+        Some(libc::ENOENT) => {
+            failure(NOT_FOUND, format!("`{program}` is not found in `PATH`; give its path, or set `PATH`"))
+        }
+        Some(libc::EACCES) => {
+            failure(NOT_EXECUTABLE, format!("uid {} may not execute `{program}`", process::getuid().as_raw()))
+        }
+        Some(libc::ENOEXEC) => failure(
+            NOT_EXECUTABLE,
+            format!("`{program}` is no program of this machine, and has no `#!` line; there is no shell to guess with"),
+        ),
+        Some(NO_FILTER) => failure(
+            SETUP_FAILED,
+            "this kernel does not take a filter of system calls; --allow-unix-sockets starts the agent without one".to_owned(),
+        ),
+        Some(libc::EAGAIN | libc::ENOMEM) => failure(
+            SETUP_FAILED,
+            format!("cannot start a process for `{program}`: {error}; see the sandbox's limits of processes and memory"),
+        ),
+        _ => failure(NOT_EXECUTABLE, format!("cannot execute `{program}`: {error}")),
+    }
+}
+
+/// `confstr(_CS_PATH)`, the same in glibc and musl but for their order.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Not an answer of any call between fork and exec, so that the parent can tell it from theirs.
+const NO_FILTER: i32 = libc::ENOTSUP;

@@ -1,0 +1,112 @@
+//! The first process of a sandbox: a static program that needs nothing of the image it runs in.
+//!
+//! It connects a local TCP port to the run's socket, starts the agent, forwards signals to it, reaps what it leaves
+//! behind, and ends with its exit status. One thread and one epoll loop do all of it; nothing of the library is in here.
+//!
+//! Reading order: [`options`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`];
+//! [`supervisor`] waits, and turns the [`bridge`].
+
+mod agent;
+mod bridge;
+mod filter;
+mod listener;
+mod options;
+mod socket;
+mod supervisor;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use bridge::Bridge;
+use options::{Invocation, Options};
+use socket::RunSocket;
+use supervisor::Supervisor;
+
+fn main() -> ExitCode {
+    let mut arguments = env::args_os();
+    let path = arguments.next().unwrap_or_default();
+    #[expect(
+        clippy::match_single_binding,
+        reason = "another program of this file gets an arm of its own, by the name it is called by"
+    )]
+    match Path::new(&path).file_name().and_then(OsStr::to_str) {
+        // The driver chooses under which name it mounts us.
+        _ => init(arguments),
+    }
+}
+
+fn init(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    match options::parse(arguments) {
+        Ok(Invocation::Print(text)) => print(&text),
+        Ok(Invocation::Start(options)) => start(&options).unwrap_or_else(|failure| {
+            say(&failure.message);
+            ExitCode::from(failure.status)
+        }),
+        Err(wrong) => {
+            say(format_args!("{wrong}; see `cogni-init --help`"));
+            ExitCode::from(WRONG_USE)
+        }
+    }
+}
+
+/// In this order, so that the agent finds everything ready: the socket answers, the port listens, then the agent runs.
+fn start(options: &Options) -> Result<ExitCode, Failure> {
+    let supervisor = Supervisor::prepare().map_err(|error| Failure::setup("prepare", error))?;
+    let socket = RunSocket::new(&options.socket).map_err(Failure::socket)?;
+    socket.wait_until_it_answers(options.socket_timeout).map_err(Failure::socket)?;
+    let listener = listener::bind(options.listen)?;
+    let bridge =
+        Bridge::new(listener, socket).map_err(|error| Failure::setup("serve the bridge", error))?;
+    let agent = agent::start(options)?;
+    Ok(supervisor.run(bridge, agent, options))
+}
+
+/// Why the agent was not started, and the exit status that says so.
+struct Failure {
+    status: u8,
+    message: String,
+}
+
+impl Failure {
+    fn setup(what: &str, error: impl Display) -> Self {
+        Self { status: SETUP_FAILED, message: format!("cannot {what}: {error}") }
+    }
+
+    fn socket(message: String) -> Self {
+        Self { status: SOCKET_DEAD, message }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// One line for whoever reads the sandbox's stderr, in one write, so that the agent's own lines do not cut it.
+fn say(message: impl Display) {
+    let line = format!("cogni-init: {message}\n");
+    // There is nobody left to tell when this fails.
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
+/// The exit status of every program for arguments that make no sense.
+const WRONG_USE: u8 = 2;
+
+/// The run's socket does not answer; `EX_UNAVAILABLE` in sysexits.h.
+const SOCKET_DEAD: u8 = 69;
+
+/// `--max-runtime` has ended the agent; what timeout(1) says in that case.
+const TIMED_OUT: u8 = 124;
+
+/// The sandbox is not as it has to be; what `docker run` says when it is Docker that failed.
+const SETUP_FAILED: u8 = 125;
+
+/// As a shell says it: found, but not to be executed; and not found.
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;

@@ -1,0 +1,80 @@
+//! The run's socket: who answers there pays for the agent's calls and keeps the key.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process;
+use rustix::thread;
+use rustix::time::Timespec;
+
+pub(crate) struct RunSocket {
+    address: SocketAddrUnix,
+    path: PathBuf,
+}
+
+impl RunSocket {
+    /// Fails if the path is longer than an address of a socket can be: 107 bytes (unix(7)).
+    pub(crate) fn new(path: &Path) -> Result<Self, String> {
+        let shown = path.display();
+        let address = SocketAddrUnix::new(path).map_err(|_| {
+            format!("the path of the socket, `{shown}`, is longer than 107 bytes; mount it at a shorter one")
+        })?;
+        Ok(Self { address, path: path.to_owned() })
+    }
+
+    /// Connects, at once or not at all: [`Errno::AGAIN`] if the socket's backlog is full.
+    pub(crate) fn connect(&self) -> Result<OwnedFd, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        net::connect(&socket, &self.address)?;
+        Ok(socket)
+    }
+
+    /// Whoever starts the gateway beside us may be slower than we are, so that a refusal is final after `timeout` only.
+    pub(crate) fn wait_until_it_answers(&self, timeout: Duration) -> Result<(), String> {
+        let begun = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let Err(error) = self.connect() else { return Ok(()) };
+            let left = timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(self.explain(error));
+            }
+            sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+
+    /// What is wrong, and what to do about it.
+    pub(crate) fn explain(&self, error: Errno) -> String {
+        let path = self.path.display();
+        match error {
+            Errno::NOENT | Errno::NOTDIR => format!(
+                "the run's socket `{path}` is not there; mount its directory into the sandbox, or name it with --socket"
+            ),
+            Errno::ACCESS => format!(
+                "uid {} may not connect to the run's socket `{path}`; make the socket its own, or its mode 0666",
+                process::getuid().as_raw()
+            ),
+            Errno::CONNREFUSED => format!(
+                "nobody listens on the run's socket `{path}`; start the run's gateway first, and see whether it still runs"
+            ),
+            Errno::AGAIN => format!(
+                "the gateway does not accept on the run's socket `{path}`; see whether it hangs"
+            ),
+            other => {
+                format!("cannot connect to the run's socket `{path}`: {}", io::Error::from(other))
+            }
+        }
+    }
+}
+
+fn sleep(time: Duration) {
+    let time = Timespec::try_from(time).expect("a pause is some milliseconds");
+    // Cut short by a signal it only leads to one look more.
+    let _ = thread::nanosleep(&time);
+}

@@ -1,0 +1,241 @@
+//! Admission of a request's body: what its fields mean to us, and what we change in them.
+//!
+//! A [`Reader`] scans a body as it arrives, and notes where each top-level field stands and which hosted
+//! capabilities its parts and tools need. [`admit`] then goes by the tables in [`field`]: a field passes,
+//! is dropped, is overwritten, or has the request refused; it is pure and does not look at the payload.
+//! What goes up is what was understood: strict JSON whose keys were all read, none of them twice, with
+//! the names that we know or let pass, spelled without escapes. Of that, only what changes is written
+//! anew; the rest are the very bytes that were checked.
+//!
+//! A [`Call`] can still be changed until it is sent: later stages rename its model or limit its output,
+//! and [`Call::into_body`] makes all changes at once.
+
+mod capability;
+mod change;
+mod draft;
+pub mod field;
+mod fields;
+mod inside;
+mod limit;
+mod reader;
+mod refusal;
+mod usage;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::Deserialize;
+
+use self::draft::Draft;
+use self::fields::{Asked, Reading};
+use self::inside::Need;
+use crate::base::rope::Rope;
+use crate::budget::Tokens;
+use crate::protocol::Route;
+use crate::stream::UsageChunk;
+
+pub use self::capability::{Capability, Grants};
+pub use self::change::{Change, What, Why};
+pub use self::reader::{Body, Reader};
+pub use self::refusal::Refusal;
+
+/// What a run's bodies may ask for.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    /// The models a request may name; empty allows any.
+    pub models: Vec<String>,
+    /// What the upstream calls a model, by the name in the request. Other names go up as they are.
+    pub aliases: BTreeMap<String, String>,
+    /// What becomes of fields that are not known here.
+    pub unknown_fields: UnknownFields,
+    /// What the run may have done outside the sandbox.
+    pub capabilities: Grants,
+    /// The most answers that one call may ask for.
+    pub max_choices: u32,
+}
+
+/// What becomes of fields that are not known here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownFields {
+    /// The request is refused.
+    Reject,
+    /// They are left out, and counted.
+    #[default]
+    Drop,
+    /// They go up.
+    Pass,
+}
+
+/// A call as it goes upstream, and what the rest of the pipeline has to know of it.
+#[derive(Debug)]
+pub struct Call {
+    /// By the upstream's name; `None` where a route takes no body.
+    pub model: Option<Box<str>>,
+    pub stream: bool,
+    /// What becomes of the usage chunk that a chat stream is made to end with.
+    pub usage_chunk: UsageChunk,
+    /// The most tokens that one answer may have; `None` where the client set no limit.
+    pub requested_output: Option<Tokens>,
+    /// How many answers the model writes for it.
+    pub choices: u32,
+    /// See [`estimate`].
+    pub input_estimate: Tokens,
+    /// What is changed in the body, and why.
+    pub changes: Vec<Change>,
+    route: Option<Route>,
+    draft: Draft,
+    places: Places,
+}
+
+/// Which members of the body later stages may have to change.
+#[derive(Clone, Copy, Debug, Default)]
+struct Places {
+    model: Option<usize>,
+    /// With their names.
+    output: [Option<(usize, &'static str)>; 2],
+    thinking: Option<usize>,
+}
+
+/// Judges the body of a POST, and makes the changes that have to be made.
+///
+/// # Errors
+/// The body asks for what the run may not have, or says what we have to understand in a way that we do not.
+pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
+    let Body { route, rope, document, needs } = body;
+    let mut call = Call {
+        input_estimate: estimate(rope.len()),
+        route: Some(route),
+        draft: Draft::new(rope, document),
+        ..Call::default()
+    };
+    let asked = Asked::default();
+    let asked = Reading { route, policy, call: &mut call, asked }.read()?;
+    check_grants(policy, needs)?;
+    call.stream = asked.stream;
+    call.requested_output = asked.output;
+    call.choices = asked.choices.max(1).saturating_mul(asked.prompts.max(1));
+    call.use_model(policy, asked.model)?;
+    if !policy.capabilities.contains(&Capability::StoredState) {
+        call.keep_nothing(route, asked.store);
+    }
+    if call.stream && field::reports_usage_if_asked(route) {
+        call.report_usage(asked.stream_options)?;
+    }
+    Ok(call)
+}
+
+/// Tokens in a request of so many bytes: one for every three, rounded up.
+///
+/// Providers speak of 4 characters of English to a token (OpenAI) and of 3.5 (Anthropic); code and
+/// most other languages are near 3 bytes, escapes and the JSON around the text only add. Encoded
+/// images count far too much. It is an estimate, not a bound: random letters reach two bytes to a
+/// token. What the provider reports replaces it when the call is settled.
+pub fn estimate(bytes: u64) -> Tokens {
+    Tokens(bytes.div_ceil(BYTES_PER_TOKEN))
+}
+
+fn check_grants(policy: &Policy, needs: Vec<Need>) -> Result<(), Refusal> {
+    let denied = needs.into_iter().find(|need| !policy.capabilities.contains(&need.capability));
+    let Some(Need { capability, field, detail }) = denied else { return Ok(()) };
+    Err(Refusal::CapabilityNotGranted { capability, field, detail: Some(detail) })
+}
+
+impl Call {
+    /// The most tokens that all answers together may have; `None` where the client set no limit.
+    pub fn output(&self) -> Option<Tokens> {
+        self.requested_output.map(|limit| Tokens(limit.0.saturating_mul(self.choices.into())))
+    }
+
+    /// Sends the call to another model, by the upstream's name.
+    pub fn rename_model(&mut self, name: &str) {
+        let Some(at) = self.places.model else { return };
+        if self.model.as_deref() == Some(name) {
+            return;
+        }
+        self.model = Some(name.into());
+        self.draft.set(at, serde_json::Value::from(name).to_string().into());
+        self.note("model", What::Renamed, Why::Alias);
+    }
+
+    /// The body as it goes upstream, with all changes made.
+    pub fn into_body(self) -> Rope {
+        self.draft.finish()
+    }
+
+    /// Takes the model, if the run may use it, and renames it where the upstream calls it otherwise.
+    fn use_model(&mut self, policy: &Policy, model: Option<Box<str>>) -> Result<(), Refusal> {
+        let Some(model) = model else { return Err(Refusal::NoModel) };
+        if !policy.models.is_empty() && !policy.models.iter().any(|allowed| **allowed == *model) {
+            return Err(Refusal::ModelNotAllowed { model, allowed: policy.models.clone() });
+        }
+        let name = policy.aliases.get(&*model);
+        self.model = Some(model);
+        if let Some(name) = name {
+            self.rename_model(name);
+        }
+        Ok(())
+    }
+
+    /// Has the provider forget the answer, whatever the client said about it.
+    fn keep_nothing(&mut self, route: Route, store: Option<(usize, Option<bool>)>) {
+        let asks = match store {
+            None | Some((_, None)) => field::stores_unless_told(route),
+            Some((_, Some(asks))) => asks,
+        };
+        match store {
+            _ if !asks => (),
+            Some((at, _)) => {
+                self.draft.set(at, Bytes::from_static(b"false"));
+                self.note("store", What::Overwritten, Why::Storage);
+            }
+            None => {
+                self.draft.add("store", Bytes::from_static(br#","store":false"#));
+                self.note("store", What::Forced, Why::Storage);
+            }
+        }
+    }
+
+    /// Writes down a change, once.
+    fn note(&mut self, field: &'static str, what: What, why: Why) {
+        let change = Change { field: field.into(), what, why };
+        if !self.changes.contains(&change) {
+            self.changes.push(change);
+        }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            models: Vec::new(),
+            aliases: BTreeMap::new(),
+            unknown_fields: UnknownFields::default(),
+            capabilities: Grants::new(),
+            // Ours: enough for those who compare answers, and no multiplier for those who burn budgets.
+            max_choices: 8,
+        }
+    }
+}
+
+/// For a route that takes no body.
+impl Default for Call {
+    fn default() -> Self {
+        Self {
+            model: None,
+            stream: false,
+            usage_chunk: UsageChunk::Show,
+            requested_output: None,
+            choices: 1,
+            input_estimate: Tokens::ZERO,
+            changes: Vec::new(),
+            route: None,
+            draft: Draft::default(),
+            places: Places::default(),
+        }
+    }
+}
+
+/// See [`estimate`].
+const BYTES_PER_TOKEN: u64 = 3;

@@ -1,0 +1,170 @@
+//! What a provider can do for an agent that the sandbox cannot, by the names that grant it.
+//!
+//! A sandbox without network has none because its provider fetches a page for it. So whatever a provider
+//! runs, fetches or keeps has to be granted, tomorrow's tools too: a type of tool that is not known to run
+//! at the client is taken to run at the provider.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+/// What a run has been granted.
+pub type Grants = BTreeSet<Capability>;
+
+/// Something that happens outside the sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Capability {
+    /// The provider searches the web, or a map of the world.
+    WebSearch,
+    /// The provider fetches pages.
+    WebFetch,
+    /// The provider runs the model's code.
+    CodeInterpreter,
+    /// A computer that is not the client's. Those known today act at the client and need no grant.
+    ComputerUse,
+    /// The provider searches files that are kept there.
+    FileSearch,
+    /// The provider draws.
+    ImageGeneration,
+    /// The provider calls a tool server, wherever it is.
+    RemoteMcp,
+    /// The provider, or `LiteLLM`, fetches images and documents by address.
+    RemoteMedia,
+    /// Files of the provider's account, by id.
+    FileIds,
+    /// Conversations, responses and prompts kept by the provider.
+    StoredState,
+    /// The answer is written when nobody listens.
+    Background,
+    /// Machines at the provider, and the skills in them.
+    Containers,
+    /// Tools of a type that is not known here.
+    UnknownTools,
+}
+
+impl Capability {
+    pub const ALL: [Self; 13] = [
+        Self::WebSearch,
+        Self::WebFetch,
+        Self::CodeInterpreter,
+        Self::ComputerUse,
+        Self::FileSearch,
+        Self::ImageGeneration,
+        Self::RemoteMcp,
+        Self::RemoteMedia,
+        Self::FileIds,
+        Self::StoredState,
+        Self::Background,
+        Self::Containers,
+        Self::UnknownTools,
+    ];
+
+    /// The name that grants it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WebSearch => "web_search",
+            Self::WebFetch => "web_fetch",
+            Self::CodeInterpreter => "code_interpreter",
+            Self::ComputerUse => "computer_use",
+            Self::FileSearch => "file_search",
+            Self::ImageGeneration => "image_generation",
+            Self::RemoteMcp => "remote_mcp",
+            Self::RemoteMedia => "remote_media",
+            Self::FileIds => "file_ids",
+            Self::StoredState => "stored_state",
+            Self::Background => "background",
+            Self::Containers => "containers",
+            Self::UnknownTools => "unknown_tools",
+        }
+    }
+
+    /// What a tool of this type needs; `None` where it runs at the client.
+    ///
+    /// Clients run functions, the shells and editors that providers describe, and the computers and
+    /// browsers that models operate by asking for clicks. `tool_search` looks through the request's own
+    /// tools and reaches nothing.
+    pub(super) fn of_tool(kind: &str) -> Option<Self> {
+        let runs_at_client = CLIENT_TOOLS.contains(&kind)
+            || CLIENT_FAMILIES.iter().any(|family| kind.starts_with(family));
+        if runs_at_client {
+            return None;
+        }
+        let hosted = HOSTED_FAMILIES.iter().find(|(family, _)| kind.starts_with(family));
+        Some(hosted.map_or(Self::UnknownTools, |(_, capability)| *capability))
+    }
+
+    /// What a tool needs that has this key: Gemini's are told by their keys instead of a type, and
+    /// `LiteLLM` passes them on whatever the type says.
+    pub(super) fn of_tool_key(key: &str) -> Option<Self> {
+        let hosted = HOSTED_KEYS.iter().find(|(name, _)| *name == key);
+        hosted.map(|(_, capability)| *capability)
+    }
+}
+
+/// Whole types of tools that run at the client.
+const CLIENT_TOOLS: &[&str] = &[
+    "apply_patch",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "custom",
+    "function",
+    "local_shell",
+    "namespace",
+    "shell",
+    "tool_search",
+];
+
+/// Beginnings of types that run at the client: what Anthropic puts before a date.
+const CLIENT_FAMILIES: &[&str] = &[
+    "bash_2",
+    "browser_toolset_2",
+    "computer_2",
+    "computer_toolset_2",
+    "memory_2",
+    "text_editor_2",
+    "tool_search_tool_",
+];
+
+/// Beginnings of types that run at the provider, so that tomorrow's version is known as well.
+const HOSTED_FAMILIES: &[(&str, Capability)] = &[
+    ("browser_search", Capability::WebSearch),
+    ("code_execution", Capability::CodeInterpreter),
+    ("code_interpreter", Capability::CodeInterpreter),
+    ("computer", Capability::ComputerUse),
+    ("container", Capability::Containers),
+    ("enterprise_web_search", Capability::WebSearch),
+    ("file_search", Capability::FileSearch),
+    ("google_maps", Capability::WebSearch),
+    ("google_search", Capability::WebSearch),
+    ("image_generation", Capability::ImageGeneration),
+    ("live_search", Capability::WebSearch),
+    ("mcp", Capability::RemoteMcp),
+    ("programmatic_tool_calling", Capability::CodeInterpreter),
+    ("retrieval", Capability::FileSearch),
+    ("skill", Capability::Containers),
+    ("url_context", Capability::WebFetch),
+    ("web_fetch", Capability::WebFetch),
+    ("web_search", Capability::WebSearch),
+    ("x_search", Capability::WebSearch),
+];
+
+const HOSTED_KEYS: &[(&str, Capability)] = &[
+    ("codeExecution", Capability::CodeInterpreter),
+    ("code_execution", Capability::CodeInterpreter),
+    ("enterpriseWebSearch", Capability::WebSearch),
+    ("enterprise_web_search", Capability::WebSearch),
+    ("fileSearch", Capability::FileSearch),
+    ("file_search", Capability::FileSearch),
+    ("googleMaps", Capability::WebSearch),
+    ("googleSearch", Capability::WebSearch),
+    ("googleSearchRetrieval", Capability::WebSearch),
+    ("google_maps", Capability::WebSearch),
+    ("google_search", Capability::WebSearch),
+    ("google_search_retrieval", Capability::WebSearch),
+    ("retrieval", Capability::FileSearch),
+    ("urlContext", Capability::WebFetch),
+    ("url_context", Capability::WebFetch),
+    ("web_search", Capability::WebSearch),
+];

@@ -1,0 +1,102 @@
+//! What admission changed in a body, for whoever wants to know why.
+
+use std::borrow::Cow;
+
+/// One change to a field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The field's name, safe to print and of bounded length.
+    pub field: Cow<'static, str>,
+    pub what: What,
+    pub why: Why,
+}
+
+/// What was done to a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum What {
+    /// It does not go up.
+    Dropped,
+    /// It goes up with a value of ours instead of the client's.
+    Overwritten,
+    /// It goes up although the client did not send it.
+    Forced,
+    /// It goes up with less than was asked for.
+    Clamped,
+    /// Its value goes up under another name.
+    Renamed,
+}
+
+/// Why a field was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Why {
+    /// The upstream has its own name for the model.
+    Alias,
+    /// A stream has to report what it used.
+    Usage,
+    /// No more than this is left to spend.
+    Budget,
+    /// A rule of the operator's says so.
+    Rule,
+    /// It stands in no table of ours.
+    Unknown,
+    /// Who calls is said by us.
+    Attribution,
+    /// It would change the price.
+    Price,
+    /// It would change which account, version or beta is used.
+    Account,
+    /// It would choose another provider or model.
+    Routing,
+    /// The provider may keep nothing.
+    Storage,
+    /// Its name was written with escapes.
+    Spelling,
+}
+
+impl What {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Dropped => "dropped",
+            Self::Overwritten => "overwritten",
+            Self::Forced => "forced",
+            Self::Clamped => "clamped",
+            Self::Renamed => "renamed",
+        }
+    }
+}
+
+impl Why {
+    /// The word for metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Alias => "alias",
+            Self::Usage => "usage",
+            Self::Budget => "budget",
+            Self::Rule => "rule",
+            Self::Unknown => "unknown",
+            Self::Attribution => "attribution",
+            Self::Price => "price",
+            Self::Account => "account",
+            Self::Routing => "routing",
+            Self::Storage => "storage",
+            Self::Spelling => "spelling",
+        }
+    }
+
+    /// A sentence's half, for people.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Alias => "the upstream has its own name for the model",
+            Self::Usage => "a stream has to report what it used",
+            Self::Budget => "no more than this is left to spend",
+            Self::Rule => "a rule says so",
+            Self::Unknown => "it is not a field that is known here",
+            Self::Attribution => "who calls is said by the gateway",
+            Self::Price => "it would change the price",
+            Self::Account => "account, version and betas are chosen by the gateway",
+            Self::Routing => "it would choose another provider or model",
+            Self::Storage => "the provider may keep nothing, as `stored_state` is not granted",
+            Self::Spelling => "its name was written with escapes",
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A body that is still being changed: changes are noted here and made at the end, all at once.
+//!
+//! A member leaves with the comma that goes with it, so whatever is dropped, what remains is JSON. The
+//! payload is not touched: an edit names bytes by their offsets, and [`Rope::splice`] cuts around it.
+//!
+//! **Invariant:** one member stays, as every body that is sent names a model; it is what added ones
+//! follow.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::field::SHORT;
+use crate::base::json::{Document, Limits, Member, Scanner};
+use crate::base::rope::Rope;
+
+/// Bytes to be replaced, and by what.
+pub(super) type Edit = (Range<u64>, Bytes);
+
+/// A body as it was received, and what is to become of it.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    rope: Rope,
+    members: Vec<Member>,
+    /// Members that go, by index.
+    dropped: Vec<usize>,
+    /// Changes within members that stay; no two overlap.
+    edits: Vec<Edit>,
+    /// Members that come to the end, by name, each with the comma before it.
+    added: Vec<(&'static str, Bytes)>,
+}
+
+impl Draft {
+    pub(super) fn new(rope: Rope, document: Document) -> Self {
+        Self { rope, members: document.members, ..Self::default() }
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The value of a member, as it was received.
+    pub(super) fn value(&self, at: usize) -> Bytes {
+        self.rope.slice(self.members[at].value.clone())
+    }
+
+    /// Bytes of the body, as they were received.
+    pub(super) fn text(&self, range: Range<u64>) -> Bytes {
+        self.rope.slice(range)
+    }
+
+    /// What stands in a short object; its offsets begin at the object.
+    pub(super) fn inside(&self, object: &Range<u64>) -> Option<Document> {
+        if object.end - object.start > SHORT {
+            return None;
+        }
+        let mut scanner = Scanner::new(Limits::default());
+        scanner.feed(&self.rope.slice(object.clone())).ok()?;
+        scanner.finish().ok()
+    }
+
+    /// Takes a member out.
+    pub(super) fn drop_member(&mut self, at: usize) {
+        if !self.dropped.contains(&at) {
+            self.dropped.push(at);
+        }
+    }
+
+    /// Puts other bytes in the place of a member's value.
+    pub(super) fn set(&mut self, at: usize, text: Bytes) {
+        self.replace(self.members[at].value.clone(), text);
+    }
+
+    /// Puts other bytes in the place of some; what was put within them before is forgotten.
+    pub(super) fn replace(&mut self, range: Range<u64>, text: Bytes) {
+        self.edits.retain(|(other, _)| other.start < range.start || range.end < other.end);
+        self.edits.push((range, text));
+    }
+
+    /// Adds a member at the end, or another value to one that was added before. `text` is the whole
+    /// member with the comma before it.
+    pub(super) fn add(&mut self, name: &'static str, text: Bytes) {
+        match self.added.iter_mut().find(|(added, _)| *added == name) {
+            Some((_, before)) => *before = text,
+            None => self.added.push((name, text)),
+        }
+    }
+
+    /// The body with all changes made.
+    pub(super) fn finish(mut self) -> Rope {
+        if self.edits.is_empty() && self.dropped.is_empty() && self.added.is_empty() {
+            return self.rope;
+        }
+        self.cut_out();
+        let (Some(kept), Some(last)) = (self.last_kept(), self.members.last()) else {
+            return self.rope;
+        };
+        // What stands after the last member that stays goes, and what comes is put there.
+        let mut tail = self.members[kept].value.end..last.value.end;
+        for (_, text) in self.added {
+            let end = tail.end;
+            self.edits.push((tail, text));
+            tail = end..end;
+        }
+        if !tail.is_empty() {
+            self.edits.push((tail, Bytes::new()));
+        }
+        // Stable: where two begin at one place, they stay in this order.
+        self.edits.sort_by_key(|(range, _)| range.start);
+        self.rope.splice(self.edits)
+    }
+
+    /// Edits for the dropped members that others follow: each goes with the comma behind it.
+    fn cut_out(&mut self) {
+        let Some(kept) = self.last_kept() else { return };
+        for at in &self.dropped {
+            let member = &self.members[*at];
+            self.edits.retain(|(edit, _)| edit.start < member.start || member.value.end < edit.end);
+            if *at < kept {
+                self.edits.push((member.start..self.members[at + 1].start, Bytes::new()));
+            }
+        }
+    }
+
+    fn last_kept(&self) -> Option<usize> {
+        (0..self.members.len()).rev().find(|at| !self.dropped.contains(at))
+    }
+}

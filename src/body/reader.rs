@@ -1,0 +1,75 @@
+//! A body as it arrives: scanned once, kept in the frames it came in.
+
+use bytes::Bytes;
+
+use super::inside::{Inside, Need};
+use crate::base::json::{Document, Invalid, Limits, Scanner};
+use crate::base::rope::Rope;
+use crate::protocol::Route;
+
+/// Takes a body frame by frame.
+pub struct Reader {
+    route: Route,
+    rope: Rope,
+    scanner: Scanner<Inside>,
+}
+
+/// A body that is acceptable JSON, and what was seen in it.
+#[derive(Debug)]
+pub struct Body {
+    pub(super) route: Route,
+    pub(super) rope: Rope,
+    pub(super) document: Document,
+    /// The capabilities that its parts and tools need, each once.
+    pub(super) needs: Vec<Need>,
+}
+
+impl Reader {
+    pub fn new(route: Route) -> Self {
+        let scanner = Scanner::watched(Limits::default(), Inside::new(route));
+        Self { route, rope: Rope::default(), scanner }
+    }
+
+    /// Takes one more frame. After an error every call answers with that error.
+    ///
+    /// # Errors
+    /// See [`Invalid`].
+    pub fn push(&mut self, frame: Bytes) -> Result<(), Invalid> {
+        self.scanner.feed(&frame)?;
+        self.rope.push(frame);
+        Ok(())
+    }
+
+    /// Bytes so far.
+    pub fn len(&self) -> u64 {
+        self.rope.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rope.is_empty()
+    }
+
+    /// The whole, once the last frame has been taken.
+    ///
+    /// # Errors
+    /// See [`Invalid`].
+    pub fn finish(self) -> Result<Body, Invalid> {
+        let (document, inside) = self.scanner.finish_watched()?;
+        Ok(Body { route: self.route, rope: self.rope, document, needs: inside.into_needs() })
+    }
+}
+
+impl Body {
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.rope.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rope.is_empty()
+    }
+}

@@ -1,0 +1,72 @@
+//! Why a body is not sent on.
+
+use http::StatusCode;
+
+use super::capability::Capability;
+use super::field::Forbidden;
+
+/// Why a body is not sent on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("`model` is missing; say which model is meant")]
+    NoModel,
+    #[error("`{name}` must be {expected}")]
+    InvalidField { name: &'static str, expected: &'static str },
+    #[error("`{name}` asks for more than {limit} answers; ask for fewer, or in more calls")]
+    TooManyChoices { name: &'static str, limit: u32 },
+    #[error(
+        "model `{}` is not allowed for this run; use one of `{}`",
+        model.escape_debug(),
+        allowed.join("`, `")
+    )]
+    ModelNotAllowed { model: Box<str>, allowed: Vec<String> },
+    #[error("`{name}` is not allowed, as it {}; leave it out", why.text())]
+    FieldNotAllowed { name: Box<str>, why: Forbidden },
+    #[error("`{name}` is not a field that is known here; leave it out")]
+    UnknownField { name: Box<str> },
+    #[error(
+        "`{field}` needs `{}`{}, which this run has not been granted; its operator can grant it, \
+         in `policy.body.capabilities` or `CAPABILITIES`",
+        capability.name(),
+        detail.as_ref().map(|detail| format!(" (`{detail}`)")).unwrap_or_default()
+    )]
+    CapabilityNotGranted {
+        capability: Capability,
+        field: &'static str,
+        /// The tool's type or the key within the field.
+        detail: Option<Box<str>>,
+    },
+}
+
+impl Refusal {
+    /// The stable code that clients, metrics and the audit see.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoModel => "model_required",
+            Self::InvalidField { .. } | Self::TooManyChoices { .. } => "invalid_field",
+            Self::ModelNotAllowed { .. } => "model_not_allowed",
+            Self::FieldNotAllowed { .. } => "field_not_allowed",
+            Self::UnknownField { .. } => "unknown_field",
+            Self::CapabilityNotGranted { .. } => "capability_not_granted",
+        }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::ModelNotAllowed { .. } | Self::CapabilityNotGranted { .. } => {
+                StatusCode::FORBIDDEN
+            }
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// The field that is at fault; OpenAI's error shape has a place for it.
+    pub fn field(&self) -> &str {
+        match self {
+            Self::NoModel | Self::ModelNotAllowed { .. } => "model",
+            Self::InvalidField { name, .. } | Self::TooManyChoices { name, .. } => name,
+            Self::FieldNotAllowed { name, .. } | Self::UnknownField { name } => name,
+            Self::CapabilityNotGranted { field, .. } => field,
+        }
+    }
+}

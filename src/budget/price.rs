@@ -1,0 +1,273 @@
+//! What tokens cost: a table of prices by model, versioned by whoever keeps it.
+//!
+//! The table only enforces budgets; what is billed is LiteLLM's to say. Its digest stands in the
+//! audit, so that an old charge can be computed again.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::{fs, io};
+
+use serde::Deserialize;
+
+use super::cost::Nanodollars;
+use super::usage::{Tokens, Usage};
+use crate::base::hex;
+
+/// Prices by model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prices {
+    version: String,
+    digest: String,
+    models: BTreeMap<String, Arc<Price>>,
+    /// Names without their `*`, the longest first.
+    families: Vec<(String, Arc<Price>)>,
+    unknown: Unknown,
+}
+
+/// Where the prices are, and what to do about a model that has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The table; without one, the one that is built in.
+    pub file: Option<PathBuf>,
+    pub unknown: Unknown,
+}
+
+/// A table that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the price table `{}` cannot be read", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("the price table is not valid: {0}")]
+    Invalid(#[from] toml::de::Error),
+}
+
+/// A model without a price, in a run that counts money.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "model `{}` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`",
+    model.escape_debug()
+)]
+pub struct Missing {
+    model: Box<str>,
+}
+
+/// The table as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    version: String,
+    models: BTreeMap<String, Arc<Price>>,
+}
+
+/// Dollars for a million tokens of each kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct Price {
+    base: Rates,
+    /// What a call costs instead once its input is longer than so many tokens.
+    long: Option<(Tokens, Rates)>,
+}
+
+/// What a model without a price means for a run that has a cost budget.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unknown {
+    /// It cannot be used: a budget that does not count is none.
+    #[default]
+    Reject,
+    /// It costs nothing here; the token budgets still hold.
+    TokensOnly,
+    /// It costs what the price given with this says.
+    #[serde(untagged)]
+    Price(Arc<Price>),
+}
+
+/// Nanodollars for a million tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rates {
+    input: u64,
+    output: u64,
+    cache_read: u64,
+    cache_write: u64,
+    cache_write_1h: u64,
+    reasoning: u64,
+}
+
+/// A price as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    input: Nanodollars,
+    #[serde(default)]
+    output: Nanodollars,
+    cache_read: Option<Nanodollars>,
+    cache_write: Option<Nanodollars>,
+    cache_write_1h: Option<Nanodollars>,
+    reasoning: Option<Nanodollars>,
+    /// Only within `long`.
+    above_input_tokens: Option<Tokens>,
+    long: Option<Box<Self>>,
+}
+
+impl Prices {
+    /// The table that is built in: `config/prices.toml`.
+    pub const BUILT_IN: &'static str = include_str!("../../config/prices.toml");
+
+    /// The table that the configuration names.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no table of prices.
+    pub fn load(config: &Config) -> Result<Self, Error> {
+        let Some(path) = &config.file else {
+            return Self::read(Self::BUILT_IN, config.unknown.clone());
+        };
+        let text = fs::read_to_string(path)
+            .map_err(|source| Error::File { path: path.clone(), source })?;
+        Self::read(&text, config.unknown.clone())
+    }
+
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// What is wrong with it, and on which line.
+    pub fn read(text: &str, unknown: Unknown) -> Result<Self, Error> {
+        let File { version, models } = toml::from_str(text)?;
+        let family = |(name, price): (&String, &Arc<Price>)| {
+            Some((name.strip_suffix('*')?.to_owned(), Arc::clone(price)))
+        };
+        let mut families: Vec<_> = models.iter().filter_map(family).collect();
+        families.sort_by_key(|(prefix, _)| Reverse(prefix.len()));
+        Ok(Self { version, digest: hex::sha256(text.as_bytes()), models, families, unknown })
+    }
+
+    /// What a model's tokens cost, by the upstream's name of the model; `None` where nobody knows
+    /// and nobody has to.
+    ///
+    /// # Errors
+    /// Nobody knows, and the run `counts_cost`.
+    pub fn price(&self, model: &str, counts_cost: bool) -> Result<Option<Arc<Price>>, Missing> {
+        match (self.find(model), &self.unknown) {
+            (Some(price), _) => Ok(Some(price)),
+            (None, Unknown::Price(price)) => Ok(Some(Arc::clone(price))),
+            (None, Unknown::Reject) if counts_cost => Err(Missing { model: model.into() }),
+            (None, Unknown::Reject | Unknown::TokensOnly) => Ok(None),
+        }
+    }
+
+    /// The price in the table. A name that is not there is looked up once more without its
+    /// provider's prefix (`openai/gpt-5`).
+    pub fn find(&self, model: &str) -> Option<Arc<Price>> {
+        self.find_exactly(model).or_else(|| self.find_exactly(model.split_once('/')?.1))
+    }
+
+    /// What the file calls this state of the table.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// SHA-256 of the file, in hexadecimal.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    fn find_exactly(&self, model: &str) -> Option<Arc<Price>> {
+        let in_family = |(prefix, _): &&(String, Arc<Price>)| model.starts_with(prefix.as_str());
+        let family = || self.families.iter().find(in_family).map(|(_, price)| price);
+        self.models.get(model).or_else(family).cloned()
+    }
+}
+
+impl Price {
+    /// What a call costs that used so much, rounded up to the next billionth.
+    ///
+    /// A long input makes the whole call dearer, not only what is beyond the threshold: that is how
+    /// Anthropic and Google bill it.
+    pub fn cost(&self, usage: &Usage) -> Nanodollars {
+        let rates = self.rates(usage.input);
+        let fresh = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
+        let write = usage.cache_write.saturating_sub(usage.cache_write_1h);
+        let spoken = usage.output.saturating_sub(usage.reasoning);
+        sum(&[
+            (fresh, rates.input),
+            (usage.cache_read, rates.cache_read),
+            (write, rates.cache_write),
+            (usage.cache_write_1h, rates.cache_write_1h),
+            (spoken, rates.output),
+            (usage.reasoning, rates.reasoning),
+        ])
+    }
+
+    /// The most that a call of this size can cost, whatever part of it is cached or reasoning.
+    pub fn most(&self, input: Tokens, output: Tokens) -> Nanodollars {
+        let rates = self.rates(input);
+        sum(&[(input, rates.dearest_input()), (output, rates.dearest_output())])
+    }
+
+    /// The most output that `money` pays for beside so much input.
+    pub fn affordable(&self, money: Nanodollars, input: Tokens) -> Tokens {
+        let rates = self.rates(input);
+        let left = money.saturating_sub(self.most(input, Tokens::ZERO));
+        let tokens = (u128::from(left.0) * MILLION).checked_div(rates.dearest_output().into());
+        Tokens(tokens.map_or(u64::MAX, |tokens| u64::try_from(tokens).unwrap_or(u64::MAX)))
+    }
+
+    fn rates(&self, input: Tokens) -> &Rates {
+        match &self.long {
+            Some((threshold, rates)) if input > *threshold => rates,
+            _ => &self.base,
+        }
+    }
+}
+
+impl Rates {
+    fn dearest_input(&self) -> u64 {
+        self.input.max(self.cache_read).max(self.cache_write).max(self.cache_write_1h)
+    }
+
+    fn dearest_output(&self) -> u64 {
+        self.output.max(self.reasoning)
+    }
+}
+
+impl TryFrom<Written> for Price {
+    type Error = &'static str;
+
+    fn try_from(written: Written) -> Result<Self, &'static str> {
+        let base = Rates::from(&written);
+        if written.above_input_tokens.is_some() {
+            return Err("`above_input_tokens` belongs into `long`");
+        }
+        let Some(long) = written.long else { return Ok(Self { base, long: None }) };
+        match (long.above_input_tokens, &long.long) {
+            (Some(threshold), None) => Ok(Self { base, long: Some((threshold, (&*long).into())) }),
+            _ => Err("`long` has to say `above_input_tokens`, and cannot hold another `long`"),
+        }
+    }
+}
+
+impl From<&Written> for Rates {
+    fn from(written: &Written) -> Self {
+        let Written { input, output, .. } = *written;
+        let cache_write = written.cache_write.unwrap_or(input);
+        Self {
+            input: input.0,
+            output: output.0,
+            cache_read: written.cache_read.unwrap_or(input).0,
+            cache_write: cache_write.0,
+            cache_write_1h: written.cache_write_1h.unwrap_or(cache_write).0,
+            reasoning: written.reasoning.unwrap_or(output).0,
+        }
+    }
+}
+
+fn sum(parts: &[(Tokens, u64)]) -> Nanodollars {
+    let parts = parts.iter().map(|(tokens, rate)| u128::from(tokens.0) * u128::from(*rate));
+    let total: u128 = parts.fold(0, u128::saturating_add);
+    Nanodollars(u64::try_from(total.div_ceil(MILLION)).unwrap_or(u64::MAX))
+}
+
+/// Prices are quoted for a million tokens.
+const MILLION: u128 = 1_000_000;

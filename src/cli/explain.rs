@@ -1,0 +1,153 @@
+//! `cogni-gateway explain`: what would become of a request, and why.
+//!
+//! It is judged by the functions that the data plane calls, in their order, with a ledger of its own;
+//! nothing is sent, and nothing is written down.
+
+pub mod asked;
+pub mod explanation;
+mod remedy;
+mod text;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use self::asked::Asked;
+use self::explanation::{Case, Explanation};
+use super::flags;
+use crate::app::compile;
+use crate::base::secret::Secret;
+use crate::budget::{Amount, Ledger, Nanodollars, Past, Tokens};
+use crate::config::{Config, SETTINGS};
+
+/// The command and its flags; it also takes those of `proxy`.
+pub fn command() -> Command {
+    let file = Arg::new("FILE")
+        .required(true)
+        .help("A request as it goes over the wire, or only its JSON body; `-` is standard input");
+    let route = Arg::new("ROUTE")
+        .long("route")
+        .value_name("PATH")
+        .help("Where a body is posted to [default: guessed from its fields]");
+    let set = Arg::new("SET")
+        .long("set")
+        .value_name("NAME=VALUE")
+        .action(ArgAction::Append)
+        .help("What the run has spent: usage.turns, usage.input_tokens, usage.output_tokens, usage.cost_usd");
+    let upstream = Arg::new("UPSTREAM")
+        .long("upstream")
+        .action(ArgAction::SetTrue)
+        .help("Also print the request that would go upstream");
+    let json =
+        Arg::new("JSON").long("json").action(ArgAction::SetTrue).help("Print all of it as JSON");
+    Command::new("explain")
+        .about("Say what would become of a request, and why")
+        .after_help(EXAMPLE)
+        .args([file, route, set, upstream, json])
+        .args(configuration_flags())
+}
+
+/// Explains the request in the file. The exit code is 1 where it would be refused.
+pub fn run(
+    matches: &ArgMatches,
+    input: impl Read,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let config = configure(matches, |name| std::env::var(name).ok())?;
+    let text = read(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
+    let asked = Asked::read(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
+    let spent = spent(matches.get_many::<String>("SET").into_iter().flatten())?;
+    let policy = compile(&config)?;
+    let past = Past { spent, age: Duration::ZERO };
+    let ledger = Arc::new(Ledger::new(config.budget.clone(), past));
+    let case = Case { config: &config, policy: &policy, ledger: &ledger };
+    let mut explanation = Explanation::of(&case, asked);
+    if !matches.get_flag("UPSTREAM") {
+        explanation.upstream = None;
+    }
+    if matches.get_flag("JSON") {
+        writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
+    } else {
+        write!(out, "{explanation}")?;
+    }
+    Ok(if explanation.refusal.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The flags of `proxy`, which this command's help does not repeat.
+pub(super) fn configuration_flags() -> impl Iterator<Item = Arg> {
+    flags::of(SETTINGS.iter()).map(|flag| {
+        let is_hidden = flag.get_id() != "CONFIG";
+        flag.hide(is_hidden)
+    })
+}
+
+/// The configuration, with placeholders for what only a served run has.
+///
+/// # Errors
+/// A file cannot be read, or what it says is wrong or does not fit together.
+pub fn configure(
+    matches: &ArgMatches,
+    variable: impl Fn(&str) -> Option<String>,
+) -> anyhow::Result<Config> {
+    let mut config = flags::read(SETTINGS.iter(), matches, variable)?;
+    config.shared = None;
+    for name in [&mut config.identity.run, &mut config.identity.account] {
+        if name.is_empty() {
+            "placeholder".clone_into(name);
+        }
+    }
+    if config.upstream.api_key.is_empty() {
+        config.upstream.api_key = Secret::new("placeholder");
+    }
+    config.check()?;
+    Ok(config)
+}
+
+fn read(file: &str, mut input: impl Read) -> anyhow::Result<Vec<u8>> {
+    if file != "-" {
+        return fs::read(file).with_context(|| format!("cannot read `{file}`"));
+    }
+    let mut text = vec![];
+    input.read_to_end(&mut text).context("cannot read standard input")?;
+    Ok(text)
+}
+
+/// What the run has spent, in the words that rules have for it.
+fn spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<Amount> {
+    let mut spent = Amount::default();
+    for given in given {
+        let (name, value) = given.split_once('=').unwrap_or((given, ""));
+        let number = || {
+            let number = value.parse();
+            number.with_context(|| format!("`{given}` does not say a number; give `{name}=100`"))
+        };
+        match name {
+            "usage.turns" => spent.turns = number()?,
+            "usage.input_tokens" => spent.input = Tokens(number()?),
+            "usage.output_tokens" => spent.output = Tokens(number()?),
+            "usage.cost_usd" => {
+                let cost = Nanodollars::parse(value);
+                spent.cost = cost.with_context(|| {
+                    format!("`{given}` does not say an amount of dollars; give `{name}=2.50`")
+                })?;
+            }
+            _ => bail!(
+                "`{name}` cannot be set; there are `usage.turns`, `usage.input_tokens`, `usage.output_tokens` and `usage.cost_usd`"
+            ),
+        }
+    }
+    Ok(spent)
+}
+
+const EXAMPLE: &str = "\
+It takes the flags and variables of `cogni-gateway proxy`, too; the run's identity and the upstream's
+key may be left out.
+
+Example:
+  echo '{\"model\":\"gpt-5\",\"user\":\"me\",\"messages\":[]}' |
+  cogni-gateway explain - --config gateway.toml --max-turns 10 --set usage.turns=9";

@@ -1,0 +1,76 @@
+//! A request out of a file: whole, as it goes over the wire, or only its body.
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use http::{Request, header};
+use serde_json::{Map, Value};
+
+use crate::protocol::Route;
+
+/// The request that is asked about.
+#[derive(Debug)]
+pub struct Asked {
+    pub request: Request<()>,
+    pub body: Bytes,
+    /// Whether the route is a guess.
+    pub is_guessed: bool,
+}
+
+impl Asked {
+    /// Reads a request or a body; `route` is where a body is posted to.
+    ///
+    /// # Errors
+    /// It looks like a request and is none, or `route` is given for one that has its own.
+    pub fn read(text: Vec<u8>, route: Option<&str>) -> anyhow::Result<Self> {
+        if is_request(&text) {
+            if route.is_some() {
+                bail!("the file has a request line, so `--route` has no meaning; leave it out");
+            }
+            return Self::read_request(&Bytes::from(text));
+        }
+        let path = route.map_or_else(|| guess(&text).path().to_owned(), str::to_owned);
+        let request = Request::post(&path).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(()).with_context(|| format!("`{path}` is not a path"))?;
+        Ok(Self { request, body: Bytes::from(text), is_guessed: route.is_none() })
+    }
+
+    fn read_request(text: &Bytes) -> anyhow::Result<Self> {
+        let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut head = httparse::Request::new(&mut fields);
+        let length = match head.parse(text).context("the file is not an HTTP request")? {
+            httparse::Status::Complete(length) => length,
+            httparse::Status::Partial => bail!(
+                "the head of the request does not end; put an empty line after its last header"
+            ),
+        };
+        let path = head.path.unwrap_or_default();
+        let mut request = Request::builder().method(head.method.unwrap_or_default()).uri(path);
+        for field in head.headers.iter() {
+            request = request.header(field.name, field.value);
+        }
+        let request = request.body(()).with_context(|| format!("`{path}` cannot be asked for"))?;
+        Ok(Self { request, body: text.slice(length..), is_guessed: false })
+    }
+}
+
+/// Whether the first line ends as that of a request does.
+fn is_request(text: &[u8]) -> bool {
+    let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
+    [&b" HTTP/1.1"[..], b" HTTP/1.0"].iter().any(|version| line.ends_with(version))
+}
+
+/// Where a body with these fields is most likely posted to.
+fn guess(body: &[u8]) -> Route {
+    let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+    let has = |names: &[&str]| names.iter().any(|name| fields.contains_key(*name));
+    match () {
+        () if has(&["system", "stop_sequences", "anthropic_version"]) => Route::Messages,
+        () if has(&["messages"]) => Route::ChatCompletions,
+        () if has(&["input"]) => Route::Responses,
+        () if has(&["prompt"]) => Route::Completions,
+        () => Route::ChatCompletions,
+    }
+}
+
+/// As many as a served run takes by default.
+const MAX_HEADERS: usize = 100;

@@ -1,0 +1,102 @@
+//! An explanation for people.
+
+use std::fmt::{self, Display, Formatter};
+
+use super::explanation::{Explanation, Outcome};
+use crate::budget::{Amount, Tokens};
+
+impl Display for Explanation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let guessed = if self.is_guessed { " (a guess; `--route` says otherwise)" } else { "" };
+        writeln!(f, "{} {}{guessed}", self.method, self.path)?;
+        self.write_outcome(f)?;
+        let query = self.query.iter().map(|query| format!("  {}", query.as_str()));
+        section(f, "query string", query)?;
+        self.write_headers(f)?;
+        self.write_body(f)?;
+        section(f, "rules that match", self.rules.iter().map(|rule| format!("  {rule}")))?;
+        self.write_reserved(f)?;
+        match &self.upstream {
+            Some(upstream) => writeln!(f, "\nsent upstream\n{}", upstream.trim_end()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Explanation {
+    fn write_outcome(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let route = self.route.unwrap_or("none");
+        match (&self.refusal, self.outcome) {
+            (Some(refusal), _) => {
+                writeln!(f, "refused: {} `{}`, route {route}", refusal.status, refusal.code)?;
+                writeln!(f, "  the client is told: {}", refusal.message)?;
+                let remedy = refusal.remedy.unwrap_or("nothing; the request has to be another");
+                writeln!(f, "  to allow it: {remedy}")
+            }
+            (None, Outcome::Answered) => writeln!(f, "answered by the gateway, route {route}"),
+            (None, _) => match &self.model {
+                Some(model) => writeln!(f, "admitted: route {route}, model {model}"),
+                None => writeln!(f, "admitted: route {route}"),
+            },
+        }
+    }
+
+    fn write_headers(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let lines = self.headers.iter().map(|header| {
+            let what = header.what.as_str();
+            match &header.value {
+                Some(value) => format!("  {what:<11}  {}: {value}", header.name),
+                None => format!("  {what:<11}  {}", header.name),
+            }
+        });
+        section(f, "headers", lines)
+    }
+
+    fn write_body(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let lines = self.body.iter();
+        let lines =
+            lines.map(|field| format!("  {:<11}  {}: {}", field.what, field.name, field.why));
+        section(f, "fields of the body that change", lines)
+    }
+
+    fn write_reserved(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Some(Amount { turns, input, output, cost }) = self.reserved else { return Ok(()) };
+        let budget = &self.budget;
+        let of = |left: Option<String>| left.map_or("no limit".to_owned(), |left| left + " left");
+        let tokens = |left: Option<Tokens>| of(left.map(|left| left.0.to_string()));
+        let lines = [
+            format!("  turns          {turns} of {}", of(budget.turns_left.map(|n| n.to_string()))),
+            format!(
+                "  input tokens   {} of {} (estimated)",
+                input.0,
+                tokens(budget.input_tokens_left)
+            ),
+            format!("  output tokens  {} of {}", output.0, tokens(budget.output_tokens_left)),
+            format!(
+                "  total tokens   {} of {}",
+                (input + output).0,
+                tokens(budget.total_tokens_left)
+            ),
+            format!(
+                "  dollars        {cost} of {}",
+                of(budget.cost_left_usd.map(|n| n.to_string()))
+            ),
+        ];
+        section(f, "reserved", lines.into_iter())
+    }
+}
+
+/// A heading and its lines; nothing where there are none.
+fn section(
+    f: &mut Formatter<'_>,
+    heading: &str,
+    lines: impl Iterator<Item = String>,
+) -> fmt::Result {
+    for (number, line) in lines.enumerate() {
+        if number == 0 {
+            writeln!(f, "\n{heading}")?;
+        }
+        writeln!(f, "{line}")?;
+    }
+    Ok(())
+}

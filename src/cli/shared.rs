@@ -1,0 +1,48 @@
+//! `cogni-gateway shared`: serves many runs on one address, told apart by their tokens.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::{ArgMatches, Command};
+
+use super::{flags, proxy};
+use crate::config::{Config, SETTINGS, Setting};
+
+/// The command and its flags: one for each setting that is not about one run.
+pub fn command() -> Command {
+    Command::new("shared")
+        .about("Serve many runs on one address, told apart by run tokens")
+        .after_help(EXAMPLE)
+        .args(flags::of(settings()))
+}
+
+/// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.
+pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let matches = matches.clone();
+    proxy::serve(move || configure(&matches, |name| std::env::var(name).ok()))
+}
+
+/// The configuration: the file, then the environment, then the flags.
+pub fn configure(
+    matches: &ArgMatches,
+    variable: impl Fn(&str) -> Option<String>,
+) -> anyhow::Result<Config> {
+    let config = flags::read(settings(), matches, variable)?;
+    if config.shared.is_none() {
+        bail!("there is no `[shared]`; name a file that has it with `--config`");
+    }
+    config.check()?;
+    Ok(config)
+}
+
+fn settings() -> impl Iterator<Item = &'static Setting> {
+    SETTINGS.iter().filter(|setting| !setting.is_of_one_run())
+}
+
+const EXAMPLE: &str = "\
+The listener, its keys and the runs stand in the file's `[shared]`. Budgets and policy are what a
+run has that says nothing else. A client is given its run's token as its API key.
+
+Example:
+  cogni-gateway shared --config gateway.toml --litellm-master-key-file /run/secrets/litellm
+  cogni-gateway token mint --run-id run-1 --ttl 1h --keys-file /run/secrets/run-tokens";

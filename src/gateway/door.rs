@@ -1,0 +1,251 @@
+//! Where runs share a listener: finds the run that a request belongs to, by its token and nothing else.
+//!
+//! **Invariant:** each request is judged by its own token, whatever came on the connection before it.
+//!
+//! **Invariant:** what is refused here learns no more than which of the codes it is: not which keys
+//! there are, nor, without a good signature, which runs.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, header};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::answer::Answer;
+use super::exchange::{Broken, Exchange};
+use super::registry::Registry;
+use super::rejection::Rejection;
+use super::{Gateway, handle, request};
+use crate::observe::access_log::{self, Line};
+use crate::observe::metrics::{self, Metrics};
+use crate::protocol::{Protocol, Route};
+use crate::run::RequestId;
+use crate::run::token::{self, Keys};
+
+/// What tells the runs of a listener apart. One for all workers.
+pub struct Door {
+    pub keys: ArcSwap<Keys>,
+    pub runs: Arc<Registry>,
+    pub metrics: Arc<Metrics>,
+    /// For requests that belong to no run.
+    pub access_log: access_log::Log,
+}
+
+/// Why a request belongs to no run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("there is no run token; give it as the API key")]
+    Missing,
+    #[error("the run token is not valid")]
+    Invalid,
+    #[error("the run token has expired")]
+    Expired,
+    #[error("the run of this token is not served here, or not any more")]
+    UnknownRun,
+    #[error("the run is ending")]
+    Closing,
+    #[error("the run has as many connections open as it may")]
+    Crowded,
+}
+
+/// Who is at the other end of one connection.
+pub struct Visitor {
+    worker: usize,
+    /// A place among the connections of each run that it has shown a good token of.
+    places: Mutex<Vec<OwnedSemaphorePermit>>,
+}
+
+/// A response of one run among many. The run's end waits for it.
+pub struct Guest {
+    answer: Answer,
+    /// `None` where it is of no run.
+    _call: Option<TaskTrackerToken>,
+}
+
+/// A request that is refused, and the run that it is held against, if it is known.
+struct Refused {
+    why: Refusal,
+    run: Option<Arc<Gateway>>,
+}
+
+impl Door {
+    /// Handles one request of a connection. Never fails, as [`handle`] does not.
+    pub async fn handle(
+        &self,
+        visitor: &Visitor,
+        request: Request<Incoming>,
+    ) -> Result<Response<Guest>, Infallible> {
+        let found = self.find(visitor.worker, request.headers()).and_then(|gateway| {
+            if !visitor.joins(&gateway) {
+                return Err(Refused { why: Refusal::Crowded, run: Some(gateway) });
+            }
+            let call = gateway.tasks.enter();
+            call.map(|call| (gateway, call)).ok_or(Refusal::Closing.into())
+        });
+        match found {
+            Ok((gateway, call)) => {
+                // Boxed: a shared listener's connections are many, and most of the time without a call.
+                let Ok(response) = Box::pin(handle(gateway, None, request)).await;
+                Ok(response.map(|answer| Guest { answer, _call: Some(call) }))
+            }
+            Err(refused) => {
+                let response = self.refuse(refused, &request);
+                Ok(response.map(|text| Guest { answer: Answer::text(text), _call: None }))
+            }
+        }
+    }
+
+    fn find(&self, worker: usize, headers: &HeaderMap) -> Result<Arc<Gateway>, Refused> {
+        let claims =
+            self.keys.load().authenticate(token(headers)?).map_err(|_| Refusal::Invalid)?;
+        let run = self.runs.find(&claims.run).and_then(|run| run.get(worker).cloned());
+        match claims.check(SystemTime::now()) {
+            Ok(()) => run.ok_or(Refusal::UnknownRun.into()),
+            Err(token::Invalid::Expired) => Err(Refused { why: Refusal::Expired, run }),
+            Err(_) => Err(Refused { why: Refusal::Invalid, run }),
+        }
+    }
+
+    /// Answers what is of no run, and what was of one: that is held against the run.
+    fn refuse(&self, refused: Refused, request: &Request<Incoming>) -> Response<String> {
+        let (begun, route) = (Instant::now(), request::route(request).ok());
+        if refused.why == Refusal::Missing && route == Some(Route::Health) {
+            return health();
+        }
+        let rejection = Rejection::Stranger(refused.why);
+        // Counted like a call: nothing may be recorded of a run after its end.
+        let run = refused.run.and_then(|run| run.tasks.enter().map(|call| (run, call)));
+        if let Some((gateway, _call)) = run {
+            let mut exchange = Exchange::begin(gateway, None, request);
+            if let Some(route) = route {
+                exchange.routed(route);
+            }
+            return exchange.reject(&rejection);
+        }
+        let response = rejection.response(route.map_or(Protocol::Chat, Route::protocol));
+        let (code, status) = (rejection.code(), response.status().as_u16());
+        self.metrics.refused(&metrics::Refused { route, code, status });
+        self.access_log.write(&Line {
+            time: SystemTime::now(),
+            method: request.method().as_str(),
+            route,
+            status,
+            bytes: response.body().len() as u64,
+            request_bytes: 0,
+            model: None,
+            request_id: RequestId::new().as_str(),
+            litellm_call_id: None,
+            litellm_response_cost: None,
+            upstream_time: None,
+            first_byte_time: None,
+            request_time: begun.elapsed(),
+            usage: None,
+            outcome: code,
+        });
+        response
+    }
+}
+
+impl Visitor {
+    /// Of a connection on this worker.
+    pub fn new(worker: usize) -> Self {
+        Self { worker, places: Mutex::default() }
+    }
+
+    /// Whether the connection has belonged to a run, be it for one request.
+    pub fn is_known(&self) -> bool {
+        !self.places().is_empty()
+    }
+
+    /// Counts the connection as one of the run's, once; `false` if the run has too many.
+    fn joins(&self, gateway: &Gateway) -> bool {
+        let mut places = self.places();
+        if places.iter().any(|place| Arc::ptr_eq(place.semaphore(), &gateway.slots)) {
+            return true;
+        }
+        let place = Arc::clone(&gateway.slots).try_acquire_owned();
+        place.map(|place| places.push(place)).is_ok()
+    }
+
+    fn places(&self) -> MutexGuard<'_, Vec<OwnedSemaphorePermit>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Refusal {
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Missing => "run_token_missing",
+            Self::Invalid => "run_token_invalid",
+            Self::Expired => "run_token_expired",
+            Self::UnknownRun => "unknown_run",
+            Self::Closing => "run_closing",
+            Self::Crowded => "too_many_connections",
+        }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(why: Refusal) -> Self {
+        Self { why, run: None }
+    }
+}
+
+impl Body for Guest {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        Pin::new(&mut self.answer).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.answer.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.answer.size_hint()
+    }
+}
+
+/// The token that a client was given as its API key, wherever its protocol puts that.
+fn token(headers: &HeaderMap) -> Result<&str, Refusal> {
+    let mut found = None;
+    for key in keys(headers).filter(|key| key.starts_with(token::PREFIX)) {
+        if found.is_some_and(|other| other != key) {
+            // Which of them was meant is not ours to guess.
+            return Err(Refusal::Invalid);
+        }
+        found = Some(key);
+    }
+    found.ok_or(Refusal::Missing)
+}
+
+/// All API keys of a request: OpenAI's clients send theirs as `Bearer`, Anthropic's as `x-api-key`, some both.
+fn keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let bearers = headers.get_all(header::AUTHORIZATION).iter().filter_map(|value| {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    bearers.chain(headers.get_all(API_KEY).iter().filter_map(|value| value.to_str().ok()))
+}
+
+/// For load balancers, which have no token; of the runs it says nothing.
+fn health() -> Response<String> {
+    let mut response = Response::new(r#"{"status":"ok"}"#.to_owned());
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+const API_KEY: &str = "x-api-key";

@@ -1,0 +1,171 @@
+//! The access log: one line of `key=value` pairs per request, for the readers nginx had (G2).
+//!
+//! ```text
+//! time=2026-11-21T22:53:07.412Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 …
+//! ```
+//!
+//! A request appends its line to a buffer and goes on. One thread takes what has come together, after
+//! 16 KiB or 100 ms, and writes it with one call: a disk that is slow or a pipe nobody reads holds up
+//! that thread and no request. What cannot be written is lost, counted, and warned about once.
+//!
+//! **Invariant:** every line has every key of [`KEYS`], in that order, and no value holds a space, a
+//! quote, `=` or a control character, whatever a client or an upstream sent.
+
+mod line;
+mod writer;
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::observe::printable::Printable;
+
+pub use line::{KEYS, Line};
+
+use writer::Writer;
+
+/// The access log of one run. Clones, and logs of other runs made from it, share the destination.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// `runId=… attempt=…`, the part of each line that never changes.
+    identity: Arc<str>,
+    destination: Destination,
+    writer: Option<Arc<Writer>>,
+}
+
+/// Where the lines go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Destination {
+    Off,
+    #[default]
+    Stdout,
+    Stderr,
+    File(PathBuf),
+}
+
+/// Whose requests are logged.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity<'a> {
+    pub run: &'a str,
+    pub attempt: &'a str,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "cannot open the access log `{destination}`; name a file in a directory that this user may write, `-` for stdout, or `off`"
+    )]
+    Open { destination: Destination, source: io::Error },
+    #[error("cannot start the thread that writes the access log")]
+    Thread(#[source] io::Error),
+}
+
+impl Log {
+    /// Opens the destination; a file is appended to, or created with mode 0640.
+    ///
+    /// # Errors
+    /// The destination cannot be opened, or the writer's thread not be started.
+    pub fn open(destination: &Destination, identity: &Identity<'_>) -> Result<Self, Error> {
+        let start = |output| Writer::start(output).map(Arc::new).map_err(Error::Thread);
+        let writer = destination.open()?.map(start).transpose()?;
+        Ok(Self { identity: identity.prefix(), destination: destination.clone(), writer })
+    }
+
+    /// A log for another run, to the same destination.
+    #[must_use]
+    pub fn for_run(&self, identity: &Identity<'_>) -> Self {
+        Self { identity: identity.prefix(), ..self.clone() }
+    }
+
+    /// Appends a line. Never waits for the destination.
+    pub fn write(&self, line: &Line<'_>) {
+        if let Some(writer) = &self.writer {
+            writer.append(|buffer| line.append_to(&self.identity, buffer));
+        }
+    }
+
+    /// Has everything written that was appended so far, and waits for it, a second at most.
+    pub fn flush(&self) {
+        if let Some(writer) = &self.writer {
+            writer.flush();
+        }
+    }
+
+    /// Opens a file again under its name, after a rotation has moved it; stdout stays what it is.
+    ///
+    /// # Errors
+    /// The file cannot be opened; lines go on into the old one.
+    pub fn reopen(&self) -> Result<(), Error> {
+        let (Destination::File(_), Some(writer)) = (&self.destination, &self.writer) else {
+            return Ok(());
+        };
+        if let Some(output) = self.destination.open()? {
+            writer.replace(output);
+        }
+        Ok(())
+    }
+
+    /// Lines that could not be written so far.
+    pub fn lost(&self) -> u64 {
+        self.writer.as_ref().map_or(0, |writer| writer.lost())
+    }
+}
+
+impl Destination {
+    /// Stdout is duplicated, not opened by name: behind `/dev/stdout` of a container is a pipe or a
+    /// socket that belongs to someone else, which a user without rights cannot open again.
+    fn open(&self) -> Result<Option<File>, Error> {
+        let opened = match self {
+            Self::Off => return Ok(None),
+            Self::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
+            Self::Stderr => io::stderr().as_fd().try_clone_to_owned().map(File::from),
+            Self::File(path) => OpenOptions::new().append(true).create(true).mode(MODE).open(path),
+        };
+        opened.map(Some).map_err(|source| Error::Open { destination: self.clone(), source })
+    }
+}
+
+/// `off`, `-` or `/dev/stdout`, `/dev/stderr`, else a path.
+impl From<&str> for Destination {
+    fn from(name: &str) -> Self {
+        match name {
+            "off" => Self::Off,
+            "-" | "/dev/stdout" => Self::Stdout,
+            "/dev/stderr" => Self::Stderr,
+            path => Self::File(path.into()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Destination {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|name| Self::from(name.as_str()))
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Stdout => f.write_str("/dev/stdout"),
+            Self::Stderr => f.write_str("/dev/stderr"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Identity<'_> {
+    fn prefix(&self) -> Arc<str> {
+        let Self { run, attempt } = self;
+        format!("runId={} attempt={}", Printable(run).text(), Printable(attempt).text()).into()
+    }
+}
+
+/// Readable for the group that collects logs, for nobody else.
+const MODE: u32 = 0o640;

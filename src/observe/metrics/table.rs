@@ -1,0 +1,375 @@
+//! Every family there is: name, labels, help, and the OpenTelemetry metric it stands for.
+//!
+//! Names end in their unit. The `gen_ai_*` families follow the OpenTelemetry semantic conventions for
+//! generative AI (status: development) in Prometheus' spelling: dots become underscores, the unit is
+//! appended, attributes become labels. Should the conventions change, this file does.
+
+use prometheus::{HistogramOpts, Opts};
+
+/// One family of series.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub labels: &'static [&'static str],
+    pub help: &'static str,
+    /// The name in the OpenTelemetry conventions, where there is one.
+    pub otel: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Counter,
+    Gauge,
+    /// With the upper bounds of its buckets.
+    Histogram(&'static [f64]),
+}
+
+/// Series of the process as a whole. They never go away.
+pub static TOTAL: &[&Family] = &[
+    &ACCESS_LOG_LOST,
+    &AUDIT_FAILING,
+    &AUDIT_LAG_BYTES,
+    &AUDIT_LAG_RECORDS,
+    &BUILD_INFO,
+    &CLIENTS_GONE,
+    &DROPPED_FIELDS,
+    &IN_FLIGHT,
+    &MODELS_DROPPED,
+    &REFUSALS,
+    &RELOAD_FAILED,
+    &REQUEST_BYTES,
+    &REQUESTS,
+    &RESPONSE_BYTES,
+    &RUNS,
+    &RUNS_DROPPED,
+    &UPSTREAM_ERRORS,
+];
+
+/// Series of one run, all with `run`. They go away some minutes after it ends.
+pub static RUN: &[&Family] = &[
+    &RUN_AUDIT_LAG_RECORDS,
+    &RUN_COST,
+    &RUN_COST_LEFT,
+    &RUN_IN_FLIGHT,
+    &RUN_REFUSALS,
+    &RUN_REQUEST_BYTES,
+    &RUN_REQUESTS,
+    &RUN_RESPONSE_BYTES,
+    &RUN_TIME_LEFT,
+    &RUN_TOKENS,
+    &RUN_TOKENS_LEFT,
+    &RUN_TURNS_LEFT,
+];
+
+/// Series of one model. A bounded number of models has them.
+pub static MODEL: &[&Family] = &[
+    &MODEL_CALLS,
+    &MODEL_COST,
+    &MODEL_FIRST_BYTE,
+    &MODEL_FRAME_GAP,
+    &MODEL_TOKENS,
+    &MODEL_UNPRICED,
+    &MODEL_USAGE_SOURCES,
+    &GEN_AI_DURATION,
+    &GEN_AI_TIME_PER_TOKEN,
+    &GEN_AI_TIME_TO_FIRST_TOKEN,
+    &GEN_AI_TOKENS,
+];
+
+pub static ACCESS_LOG_LOST: Family = counter(
+    "cogni_gateway_access_log_lost_lines_total",
+    &[],
+    "Access-log lines that could not be written.",
+);
+pub static RELOAD_FAILED: Family = gauge(
+    "cogni_gateway_reload_failed",
+    &[],
+    "1 where the configuration was last read again in vain, so that an older one is in force.",
+);
+pub static AUDIT_FAILING: Family = gauge(
+    "cogni_gateway_audit_failing_runs",
+    &[],
+    "Runs whose audit log cannot be written, so that nothing is admitted for them.",
+);
+pub static AUDIT_LAG_BYTES: Family = gauge(
+    "cogni_gateway_audit_lag_bytes",
+    &[],
+    "Bytes of audit records that are not written yet, over all runs.",
+);
+pub static AUDIT_LAG_RECORDS: Family = gauge(
+    "cogni_gateway_audit_lag_records",
+    &[],
+    "Audit records that are not written yet, over all runs.",
+);
+pub static BUILD_INFO: Family =
+    gauge("cogni_gateway_build_info", &["version"], "Always 1; the version is in the label.");
+pub static CLIENTS_GONE: Family = counter(
+    "cogni_gateway_clients_gone_total",
+    &[],
+    "Clients that left before their response was complete.",
+);
+pub static DROPPED_FIELDS: Family = counter(
+    "cogni_gateway_dropped_fields_total",
+    &["route", "reason"],
+    "Fields of admitted bodies that did not go upstream, by why.",
+);
+pub static IN_FLIGHT: Family =
+    gauge("cogni_gateway_requests_in_flight", &[], "Requests being served, over all runs.");
+pub static MODELS_DROPPED: Family = counter(
+    "cogni_gateway_model_series_dropped_total",
+    &[],
+    "Calls of models beyond those that have series of their own; counted as `other`.",
+);
+pub static REFUSALS: Family = counter(
+    "cogni_gateway_refusals_total",
+    &["code"],
+    "Requests refused before they reached the upstream, by code.",
+);
+pub static REQUEST_BYTES: Family =
+    counter("cogni_gateway_request_bytes_total", &[], "Bytes of request bodies of settled calls.");
+pub static REQUESTS: Family = counter(
+    "cogni_gateway_requests_total",
+    &["route", "status"],
+    "Requests that have ended, by route (`-`: not served) and status sent (499: the client left first).",
+);
+pub static RESPONSE_BYTES: Family = counter(
+    "cogni_gateway_response_bytes_total",
+    &[],
+    "Bytes of response bodies of settled calls.",
+);
+pub static RUNS: Family =
+    gauge("cogni_gateway_runs", &[], "Runs that have series now, those lately ended included.");
+pub static RUNS_DROPPED: Family = counter(
+    "cogni_gateway_run_series_dropped_total",
+    &[],
+    "Runs that have no series because too many others have.",
+);
+pub static UPSTREAM_ERRORS: Family =
+    counter("cogni_gateway_upstream_errors_total", &["kind"], "Failures of the upstream, by kind.");
+
+pub static RUN_AUDIT_LAG_RECORDS: Family = gauge(
+    "cogni_gateway_run_audit_lag_records",
+    &["run"],
+    "Audit records of the run that are not written yet.",
+);
+pub static RUN_COST: Family = counter(
+    "cogni_gateway_run_cost_dollars_total",
+    &["run"],
+    "What LiteLLM reported the run's calls to cost; not every call has a report.",
+);
+pub static RUN_COST_LEFT: Family = gauge(
+    "cogni_gateway_run_cost_left_dollars",
+    &["run"],
+    "Dollars the run may still reserve, by our own price table; absent where there is no limit.",
+);
+pub static RUN_IN_FLIGHT: Family =
+    gauge("cogni_gateway_run_requests_in_flight", &["run"], "Requests of the run being served.");
+pub static RUN_REFUSALS: Family = counter(
+    "cogni_gateway_run_refusals_total",
+    &["run", "code"],
+    "Requests of the run that were refused, by code.",
+);
+pub static RUN_REQUEST_BYTES: Family = counter(
+    "cogni_gateway_run_request_bytes_total",
+    &["run"],
+    "Bytes of request bodies of the run's settled calls.",
+);
+pub static RUN_REQUESTS: Family = counter(
+    "cogni_gateway_run_requests_total",
+    &["run", "status"],
+    "Requests of the run that have ended, by class of the status sent.",
+);
+pub static RUN_RESPONSE_BYTES: Family = counter(
+    "cogni_gateway_run_response_bytes_total",
+    &["run"],
+    "Bytes of response bodies passed on to the run, counted frame by frame.",
+);
+pub static RUN_TIME_LEFT: Family = gauge(
+    "cogni_gateway_run_time_left_seconds",
+    &["run"],
+    "Time to the run's deadline; absent where it has none.",
+);
+pub static RUN_TOKENS: Family = counter(
+    "cogni_gateway_run_tokens_total",
+    &["run", "kind"],
+    "Tokens the run has used. Cache parts are within input, reasoning is within output.",
+);
+pub static RUN_TOKENS_LEFT: Family = gauge(
+    "cogni_gateway_run_tokens_left",
+    &["run", "kind"],
+    "Tokens the run may still reserve; absent where there is no limit.",
+);
+pub static RUN_TURNS_LEFT: Family = gauge(
+    "cogni_gateway_run_turns_left",
+    &["run"],
+    "Turns the run may still reserve; absent where there is no limit.",
+);
+
+pub static MODEL_CALLS: Family = counter(
+    "cogni_gateway_calls_total",
+    &["model", "outcome"],
+    "Calls that reached the upstream and have ended, by outcome.",
+);
+pub static MODEL_COST: Family = counter(
+    "cogni_gateway_cost_dollars_total",
+    &["model"],
+    "What LiteLLM reported calls to cost; not every call has a report.",
+);
+pub static MODEL_FIRST_BYTE: Family = histogram(
+    "cogni_gateway_time_to_first_byte_seconds",
+    &["model"],
+    "From the request to the first byte of a successful response's body, streamed or not.",
+    FIRST_BYTE_BUCKETS,
+);
+pub static MODEL_FRAME_GAP: Family = histogram(
+    "cogni_gateway_frame_gap_seconds",
+    &["model"],
+    "Time between two frames of a response body passed on.",
+    FRAME_GAP_BUCKETS,
+);
+pub static MODEL_TOKENS: Family = counter(
+    "cogni_gateway_tokens_total",
+    &["model", "kind"],
+    "Tokens used. Cache parts are within input, reasoning is within output.",
+);
+pub static MODEL_UNPRICED: Family = counter(
+    "cogni_gateway_calls_without_cost_total",
+    &["model"],
+    "Calls whose cost nobody reported, so that the cost counters do not cover them.",
+);
+pub static MODEL_USAGE_SOURCES: Family = counter(
+    "cogni_gateway_usage_reports_total",
+    &["model", "source"],
+    "Calls by who counted their tokens: the provider, the provider after the client left, or we by estimate.",
+);
+
+pub static GEN_AI_DURATION: Family = otel(
+    "gen_ai.client.operation.duration",
+    histogram(
+        "gen_ai_client_operation_duration_seconds",
+        &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type"],
+        "Duration of a call; `error_type` is empty where it completed.",
+        DURATION_BUCKETS,
+    ),
+);
+pub static GEN_AI_TIME_PER_TOKEN: Family = otel(
+    "gen_ai.server.time_per_output_token",
+    histogram(
+        "gen_ai_server_time_per_output_token_seconds",
+        GEN_AI_LABELS,
+        "Time per output token after the first, of completed streams.",
+        TIME_PER_TOKEN_BUCKETS,
+    ),
+);
+pub static GEN_AI_TIME_TO_FIRST_TOKEN: Family = otel(
+    "gen_ai.server.time_to_first_token",
+    histogram(
+        "gen_ai_server_time_to_first_token_seconds",
+        GEN_AI_LABELS,
+        "Time to the first byte of completed streams.",
+        FIRST_BYTE_BUCKETS,
+    ),
+);
+pub static GEN_AI_TOKENS: Family = otel(
+    "gen_ai.client.token.usage",
+    histogram(
+        "gen_ai_client_token_usage",
+        &[
+            "gen_ai_operation_name",
+            "gen_ai_provider_name",
+            "gen_ai_request_model",
+            "gen_ai_token_type",
+        ],
+        "Tokens of a call, where the provider reported them.",
+        TOKEN_BUCKETS,
+    ),
+);
+
+const GEN_AI_LABELS: &[&str] =
+    &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"];
+
+/// The conventions' boundaries.
+const TOKEN_BUCKETS: &[f64] = &[
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    256.0,
+    1024.0,
+    4096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+    67_108_864.0,
+];
+
+/// The conventions' boundaries up to 82 s, and ours above: an agent's calls take minutes.
+const DURATION_BUCKETS: &[f64] = &[
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
+    327.68, 655.36,
+];
+
+/// The conventions' boundaries up to 10 s, and ours above: a reasoning model thinks for minutes before
+/// it writes, and the default first-byte timeout is ten.
+const FIRST_BYTE_BUCKETS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    30.0, 60.0, 120.0, 300.0, 600.0,
+];
+
+/// The conventions' boundaries.
+const TIME_PER_TOKEN_BUCKETS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+
+/// Ours: from a provider that sends as fast as it can (tens of microseconds) to the idle timeout of
+/// five minutes, dense around the 10 to 100 ms at which models write.
+const FRAME_GAP_BUCKETS: &[f64] = &[
+    0.0001, 0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0,
+];
+
+impl Family {
+    /// Every family of the table.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        [TOTAL, RUN, MODEL].into_iter().flatten().copied()
+    }
+
+    pub(super) fn opts(&self) -> Opts {
+        Opts::new(self.name, self.help)
+    }
+
+    pub(super) fn histogram_opts(&self) -> HistogramOpts {
+        let opts = HistogramOpts::from(self.opts());
+        match self.kind {
+            Kind::Histogram(buckets) => opts.buckets(buckets.to_vec()),
+            Kind::Counter | Kind::Gauge => opts,
+        }
+    }
+}
+
+const fn counter(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Family {
+    Family { name, kind: Kind::Counter, labels, help, otel: None }
+}
+
+const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Gauge, labels, help, otel: None }
+}
+
+const fn histogram(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    buckets: &'static [f64],
+) -> Family {
+    Family { name, kind: Kind::Histogram(buckets), labels, help, otel: None }
+}
+
+const fn otel(name: &'static str, family: Family) -> Family {
+    Family { otel: Some(name), ..family }
+}

@@ -1,0 +1,208 @@
+//! Run tokens: who a caller is where the socket cannot tell, because many runs share a listener.
+//!
+//! ```text
+//! cgr1.<key id>.<claims>.<mac>
+//! ```
+//!
+//! The claims are JSON in base64: the run, when the token was issued, when it expires; nothing in them is
+//! secret. The last part is the HMAC-SHA256 of everything before it. The whole fits into an API key's field
+//! and into a header, which is where an unmodified client puts it.
+//!
+//! **Invariant:** nothing of a token is interpreted before its signature holds, except the id of the key.
+//!
+//! **Invariant:** a token has one spelling. Whoever changes a byte of it, anywhere, has no token.
+
+mod keys;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ring::hmac;
+use serde::{Deserialize, Serialize};
+
+use super::is_name;
+use crate::base::b64;
+
+pub use keys::{Keys, KeysError};
+
+/// What a token says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claims {
+    pub run: String,
+    /// In seconds since 1970, as all times here.
+    #[serde(rename = "iat")]
+    pub issued: u64,
+    /// The first second at which the token is worth nothing.
+    #[serde(rename = "exp")]
+    pub expires: u64,
+}
+
+/// Why a token proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("it does not have the form of a run token")]
+    Form,
+    #[error("it names a key that is not among ours")]
+    UnknownKey,
+    #[error("it was not signed with the key it names")]
+    Signature,
+    #[error("it was issued in the future; compare the clocks of the two machines")]
+    Future,
+    #[error("it has expired")]
+    Expired,
+}
+
+/// Why a token cannot be made.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MintError {
+    #[error("`{given}` is not a valid run id; {}", super::NAME_RULE)]
+    Run { given: String },
+    #[error("there is no key `{given}`; there are: {known}")]
+    Key { given: String, known: String },
+    #[error("a token must be valid for at least a second")]
+    TooShort,
+    #[error("a token may be valid for {} at most", humantime::format_duration(MAX_LIFETIME))]
+    TooLong,
+}
+
+impl Keys {
+    /// Makes a token for `run` that is valid for `ttl`, signed with the named key or the first.
+    ///
+    /// # Errors
+    /// The run has no valid name, there is no such key, or the time is out of bounds.
+    pub fn mint(
+        &self,
+        run: &str,
+        ttl: Duration,
+        key_id: Option<&str>,
+        now: SystemTime,
+    ) -> Result<String, MintError> {
+        if !is_name(run) {
+            return Err(MintError::Run { given: run.to_owned() });
+        }
+        match ttl {
+            ttl if ttl < Duration::from_secs(1) => return Err(MintError::TooShort),
+            ttl if ttl > MAX_LIFETIME => return Err(MintError::TooLong),
+            _ => {}
+        }
+        let issued = seconds(now);
+        let claims = Claims { run: run.to_owned(), issued, expires: issued + ttl.as_secs() };
+        self.sign(&claims, key_id)
+    }
+
+    /// Signs claims as they are.
+    ///
+    /// # Errors
+    /// There is no such key.
+    pub fn sign(&self, claims: &Claims, key_id: Option<&str>) -> Result<String, MintError> {
+        let unknown = |given: &str| MintError::Key { given: given.to_owned(), known: self.ids() };
+        let key = match key_id {
+            Some(id) => self.find(id).ok_or_else(|| unknown(id))?,
+            None => self.first(),
+        };
+        let mut token = format!("{PREFIX}{}.", key.id());
+        let claims = serde_json::to_vec(claims).expect("text and numbers are JSON");
+        b64::encode(&claims, &mut token);
+        let mac = hmac::sign(key.hmac(), token.as_bytes());
+        token.push('.');
+        b64::encode(mac.as_ref(), &mut token);
+        Ok(token)
+    }
+
+    /// What a token says, if it may be believed now.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn verify(&self, token: &str, now: SystemTime) -> Result<Claims, Invalid> {
+        let claims = self.authenticate(token)?;
+        claims.check(now)?;
+        Ok(claims)
+    }
+
+    /// What one of our keys has signed, be it valid now or not.
+    ///
+    /// # Errors
+    /// The token was not signed by us.
+    pub fn authenticate(&self, token: &str) -> Result<Claims, Invalid> {
+        let parts = Parts::of(token)?;
+        let key = self.find(parts.key_id).ok_or(Invalid::UnknownKey)?;
+        let mut mac = [0; MAC_BYTES];
+        if b64::decode(parts.mac, &mut mac) != Some(MAC_BYTES) {
+            return Err(Invalid::Form);
+        }
+        // Takes the same time wherever the two differ.
+        hmac::verify(key.hmac(), parts.signed.as_bytes(), &mac).map_err(|_| Invalid::Signature)?;
+        parts.claims().ok_or(Invalid::Form)
+    }
+}
+
+impl Claims {
+    /// What a token says of itself and its key, for a person to read: it proves nothing.
+    pub fn peek(token: &str) -> Option<(&str, Self)> {
+        let parts = Parts::of(token).ok()?;
+        Some((parts.key_id, parts.claims()?))
+    }
+
+    /// Whether this is the time for the token.
+    ///
+    /// # Errors
+    /// It is over, to the second; or it has not begun, by more than clocks differ.
+    pub fn check(&self, now: SystemTime) -> Result<(), Invalid> {
+        let now = seconds(now);
+        if now >= self.expires {
+            return Err(Invalid::Expired);
+        }
+        if self.issued > now.saturating_add(MAX_CLOCK_SKEW.as_secs()) {
+            return Err(Invalid::Future);
+        }
+        Ok(())
+    }
+}
+
+/// A token taken apart, and nothing of it believed.
+struct Parts<'a> {
+    /// Everything that the signature is of.
+    signed: &'a str,
+    key_id: &'a str,
+    claims: &'a str,
+    mac: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(token: &'a str) -> Result<Self, Invalid> {
+        if token.len() > MAX_TOKEN_BYTES {
+            return Err(Invalid::Form);
+        }
+        let (signed, mac) = token.rsplit_once('.').ok_or(Invalid::Form)?;
+        let rest = signed.strip_prefix(PREFIX).ok_or(Invalid::Form)?;
+        let (key_id, claims) = rest.split_once('.').ok_or(Invalid::Form)?;
+        Ok(Self { signed, key_id, claims, mac })
+    }
+
+    fn claims(&self) -> Option<Claims> {
+        let mut json = [0; MAX_TOKEN_BYTES];
+        let length = b64::decode(self.claims, &mut json)?;
+        let claims: Claims = serde_json::from_slice(&json[..length]).ok()?;
+        is_name(&claims.run).then_some(claims)
+    }
+}
+
+/// Before 1970 nothing was issued, and nothing has expired.
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What every token begins with: the kind and its version.
+pub const PREFIX: &str = "cgr1.";
+
+/// Longer than any token that we make: the longest run id and key id are under 400 bytes. Ours.
+pub const MAX_TOKEN_BYTES: usize = 512;
+
+/// No run lasts longer, and a token that leaks should not outlive its run by much. Ours.
+pub const MAX_LIFETIME: Duration = Duration::from_hours(30 * 24);
+
+/// How far ahead of us the clock of the machine that issues tokens may be. Being early harms nobody; at
+/// the other end, where it would, a token is worth nothing from its last second on. Ours.
+pub const MAX_CLOCK_SKEW: Duration = Duration::from_mins(1);
+
+const MAC_BYTES: usize = 32;

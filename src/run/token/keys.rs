@@ -1,0 +1,128 @@
+//! The keys that sign run tokens, and the file they stand in.
+//!
+//! ```text
+//! # The first key signs; every key verifies. To rotate: put a new one first, and take the old one out
+//! # when the last token that it has signed has expired.
+//! 2026-11 = 6f1e…  (32 bytes as 64 hexadecimal digits, or as base64)
+//! 2026-10 = 90aa…
+//! ```
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ring::hmac;
+
+use crate::base::{b64, hex};
+
+/// At least one key; the first signs.
+pub struct Keys(Vec<Key>);
+
+/// A key and the name that tokens call it by.
+pub(super) struct Key {
+    id: Box<str>,
+    hmac: hmac::Key,
+}
+
+/// Why there are no keys. A key itself is never shown.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    #[error("the run token keys in `{}` cannot be read", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("line {line} of the run token keys is not `id = key`")]
+    Form { line: usize },
+    #[error("line {line} of the run token keys: `{id}` is not a key's id; {ID_RULE}")]
+    Id { line: usize, id: String },
+    #[error(
+        "line {line} of the run token keys: the key `{id}` has {characters} characters; it must be 32 \
+         bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes one)"
+    )]
+    Key { line: usize, id: String, characters: usize },
+    #[error("line {line} of the run token keys: `{id}` is there already; give each key its own id")]
+    Twice { line: usize, id: String },
+    #[error(
+        "there are no run token keys; write `id = key`, with 64 hexadecimal digits (`openssl rand -hex 32`)"
+    )]
+    Empty,
+}
+
+impl Keys {
+    /// # Errors
+    /// The file cannot be read or understood.
+    pub fn read(path: &Path) -> Result<Self, KeysError> {
+        let read = fs::read_to_string(path);
+        Self::parse(&read.map_err(|source| KeysError::Read { path: path.into(), source })?)
+    }
+
+    /// Reads lines of `id = key`; empty lines and those that begin with `#` say nothing.
+    ///
+    /// # Errors
+    /// The first line that is wrong.
+    pub fn parse(text: &str) -> Result<Self, KeysError> {
+        let mut keys = Self(vec![]);
+        for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+            if !line.is_empty() && !line.starts_with('#') {
+                let key = Key::parse(number, line)?;
+                if keys.find(&key.id).is_some() {
+                    return Err(KeysError::Twice { line: number, id: key.id.into() });
+                }
+                keys.0.push(key);
+            }
+        }
+        if keys.0.is_empty() { Err(KeysError::Empty) } else { Ok(keys) }
+    }
+
+    pub(super) fn first(&self) -> &Key {
+        self.0.first().expect("there is at least one key")
+    }
+
+    pub(super) fn find(&self, id: &str) -> Option<&Key> {
+        self.0.iter().find(|key| &*key.id == id)
+    }
+
+    /// The ids, as a list to read.
+    pub(super) fn ids(&self) -> String {
+        let ids: Vec<_> = self.0.iter().map(|key| format!("`{}`", key.id)).collect();
+        ids.join(", ")
+    }
+}
+
+impl Key {
+    fn parse(line: usize, text: &str) -> Result<Self, KeysError> {
+        let (id, key) = text.split_once('=').ok_or(KeysError::Form { line })?;
+        let (id, key) = (id.trim(), key.trim());
+        if !is_id(id) {
+            return Err(KeysError::Id { line, id: id.to_owned() });
+        }
+        let bytes: Option<[u8; 32]> = hex::decode(key).or_else(|| b64::decode_any(key));
+        let bytes = bytes.ok_or_else(|| {
+            let characters = key.chars().count();
+            KeysError::Key { line, id: id.to_owned(), characters }
+        })?;
+        Ok(Self { id: id.into(), hmac: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn hmac(&self) -> &hmac::Key {
+        &self.hmac
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|key| &key.id)).finish()
+    }
+}
+
+/// An id stands in each token between two dots.
+fn is_id(id: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+    (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(allowed)
+}
+
+const ID_RULE: &str = "use 1 to 32 letters, digits, `_` or `-`";
+const MAX_ID_BYTES: usize = 32;

@@ -1,0 +1,251 @@
+//! Reads a copy of a response as it passes: the tokens it used, its cost, how it ended.
+//!
+//! The exchange shows each frame to an [`Observer`] and sends on what that returns, at once. In
+//! pass-through that is the frame itself. For a chat client that did not ask for usage it is the
+//! frame less the usage chunk that we asked for: the only case in which bytes are ever held back,
+//! and only while they may be the beginning of that chunk.
+//!
+//! Events are read by the WHATWG rules: any line end, a byte order mark, comments, data on many
+//! lines, cuts anywhere. An event that the stream's orderly end has ended is read too, though
+//! the rules would drop it: providers leave out the last empty line, and the count is in there.
+//!
+//! A stream whose output is limited is cut behind the event that goes over what was granted, and
+//! ended in the way its protocol understands ([`Observer::limited`]).
+//!
+//! **Invariant:** what is observed and what goes on are the same however the response was split
+//! into frames, and nothing is allocated for a frame whose events end in it and report nothing, but
+//! for the text of a limited Responses stream, which the end of that protocol repeats.
+
+mod body;
+mod filter;
+mod limit;
+mod report;
+mod sse;
+mod tally;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+use self::body::Body;
+use self::filter::Filter;
+use self::report::Report;
+use self::sse::{Blocks, Event};
+use crate::budget::{Nanodollars, Tokens, Usage};
+use crate::protocol::{Protocol, Route};
+
+pub use limit::{Allowance, Cutoff, OUTPUT_LIMIT_REACHED};
+
+/// Bytes of one event, its line ends included; SPEC G7 sets it. It bounds what is kept per stream.
+pub const MAX_EVENT: usize = 8 * 1024 * 1024;
+
+/// Reads one response.
+///
+/// ```
+/// use bytes::Bytes;
+/// use cogni_gateway::protocol::Route;
+/// use cogni_gateway::stream::{Finish, Format, Observer, UsageChunk};
+///
+/// let mut observer = Observer::new(Route::Messages, Format::Sse, UsageChunk::Show);
+/// let frame = Bytes::from_static(b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
+/// assert_eq!(observer.frame(frame.clone())?, frame);
+/// assert_eq!(observer.finish(), Finish::Terminated);
+/// # Ok::<(), cogni_gateway::stream::Oversize>(())
+/// ```
+#[derive(Debug)]
+pub struct Observer {
+    reader: Reader,
+    report: Report,
+    bytes: u64,
+}
+
+/// How the response's body is to be read: its content type, where nothing encodes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `text/event-stream`.
+    Sse,
+    /// `application/json`.
+    Json,
+    /// Anything else: it passes unread.
+    Opaque,
+}
+
+/// What becomes of a chat stream's usage chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsageChunk {
+    /// The client asked for it.
+    Show,
+    /// Only we asked for it.
+    Hide,
+}
+
+/// How the response ended, by its own words. What came later in this list is not taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Finish {
+    /// It has not said that it has ended.
+    Unfinished,
+    /// `[DONE]`, `message_stop`, `response.completed`, `.incomplete` or `.failed`; a JSON body
+    /// whose object is closed.
+    Terminated,
+    /// An error event, or data with an `error`; LiteLLM sends `[DONE]` after one.
+    Errored,
+}
+
+/// An event of the stream does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "one event of the upstream's stream is over the limit of `{MAX_EVENT}` bytes; have the upstream send less in one event"
+)]
+pub struct Oversize;
+
+#[derive(Debug)]
+enum Reader {
+    Sse(Blocks),
+    Filtered(Filter),
+    Json(Body),
+    Opaque,
+}
+
+impl Format {
+    /// The format that a response's headers declare. What is encoded cannot be read.
+    pub fn of(headers: &HeaderMap) -> Self {
+        let is_plain = headers.get(CONTENT_ENCODING).is_none_or(|coding| coding == "identity");
+        let media_type = headers
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.as_bytes().split(|byte| *byte == b';').next())
+            .unwrap_or_default()
+            .trim_ascii();
+        if is_plain && media_type.eq_ignore_ascii_case(b"text/event-stream") {
+            Self::Sse
+        } else if is_plain && media_type.eq_ignore_ascii_case(b"application/json") {
+            Self::Json
+        } else {
+            Self::Opaque
+        }
+    }
+}
+
+impl Observer {
+    pub fn new(route: Route, format: Format, usage_chunk: UsageChunk) -> Self {
+        let reader = match (format, usage_chunk) {
+            // Only chat has a chunk that can be asked for.
+            (Format::Sse, UsageChunk::Hide) if route.protocol() == Protocol::Chat => {
+                Reader::Filtered(Filter::default())
+            }
+            (Format::Sse, _) => Reader::Sse(Blocks::default()),
+            (Format::Json, _) => Reader::Json(Body::default()),
+            (Format::Opaque, _) => Reader::Opaque,
+        };
+        Self { reader, report: Report::new(route), bytes: 0 }
+    }
+
+    /// Has the stream cut where it goes on after it has written what was granted. A unary body is
+    /// there as a whole or not at all: it is never cut.
+    #[must_use]
+    pub fn limited(mut self, allowance: Allowance) -> Self {
+        let shows_usage = match self.reader {
+            Reader::Sse(_) => true,
+            Reader::Filtered(_) => false,
+            Reader::Json(_) | Reader::Opaque => return self,
+        };
+        self.report.limit(allowance, shows_usage);
+        self
+    }
+
+    /// Whether every byte goes on and none is added, so that the length stays what it was.
+    pub fn is_transparent(&self) -> bool {
+        !matches!(self.reader, Reader::Filtered(_)) && self.report.output_estimate().is_none()
+    }
+
+    /// Reads a frame; returns what goes on to the client, which may be empty. If the stream
+    /// [is cut](Self::is_cut) by it, that is all, and ends the stream.
+    ///
+    /// After [`Oversize`] the response is to be cut: the observer has lost its place in it.
+    pub fn frame(&mut self, frame: Bytes) -> Result<Bytes, Oversize> {
+        if self.is_cut() {
+            return Ok(Bytes::new());
+        }
+        self.bytes = self.bytes.saturating_add(frame.len() as u64);
+        match &mut self.reader {
+            Reader::Sse(blocks) => return observe(blocks, frame, &mut self.report),
+            Reader::Filtered(filter) => return filter.frame(frame, &mut self.report),
+            Reader::Json(body) => body.read(&frame, &mut self.report),
+            Reader::Opaque => (),
+        }
+        Ok(frame)
+    }
+
+    /// The upstream has ended in order: reads an event that lacks only its empty line, and returns
+    /// what was held back and now goes on.
+    pub fn end(&mut self) -> Option<Bytes> {
+        if self.is_cut() {
+            return None;
+        }
+        match &mut self.reader {
+            Reader::Sse(blocks) => {
+                let event = Event::from_lines(blocks.unended()?)?;
+                self.report.hear(&event);
+                None
+            }
+            Reader::Filtered(filter) => filter.end(&mut self.report),
+            Reader::Json(_) | Reader::Opaque => None,
+        }
+    }
+
+    /// The usage as the provider reported it, once it has reported both sides of it.
+    ///
+    /// Some upstreams send a running total with every chat chunk: until [`Self::finish`] says that
+    /// the response has ended, the output may still grow.
+    pub fn usage(&self) -> Option<Usage> {
+        self.report.usage()
+    }
+
+    /// What the provider has reported so far, zero where it has not: of a Messages stream that was
+    /// cut, the exact input. The better half of an estimate.
+    pub fn usage_so_far(&self) -> Option<Usage> {
+        self.report.so_far()
+    }
+
+    /// LiteLLM's own figure, from the usage chunk or object. A cross-check, never a charge: a model
+    /// that it cannot price costs nothing there.
+    pub fn cost(&self) -> Option<Nanodollars> {
+        self.report.cost()
+    }
+
+    pub fn finish(&self) -> Finish {
+        self.report.finish()
+    }
+
+    /// Whether the stream has written more than it was granted: what [`Self::frame`] returned last
+    /// has ended it for the client, and the upstream has nothing more to say.
+    pub fn is_cut(&self) -> bool {
+        self.report.is_cut()
+    }
+
+    /// What the response has written, estimated on the high side: what it is charged where nobody
+    /// reports. May be more than was granted, which bounds it.
+    ///
+    /// The texts of a limited stream are counted. Of anything else we know the length alone, with
+    /// its framing: nobody's tokens are short then.
+    pub fn output_estimate(&self) -> Tokens {
+        self.report.output_estimate().unwrap_or(Tokens(self.bytes / BYTES_PER_TOKEN))
+    }
+}
+
+fn observe(blocks: &mut Blocks, frame: Bytes, report: &mut Report) -> Result<Bytes, Oversize> {
+    let mut at = 0;
+    while let Some(block) = blocks.next(&frame[at..])? {
+        at += block.taken;
+        if let Some(event) = block.event() {
+            report.hear(&event);
+            if let Some(end) = report.cut() {
+                return Ok([&frame[..at], &end].concat().into());
+            }
+        }
+    }
+    Ok(frame)
+}
+
+/// English text in OpenAI's and Anthropic's tokenizers has about four bytes a token; a stream's
+/// framing makes this an over-estimate.
+const BYTES_PER_TOKEN: u64 = 4;

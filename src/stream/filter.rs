@@ -1,0 +1,142 @@
+//! Takes the usage chunk that we asked for, and the client did not, out of a chat stream.
+//!
+//! Everything else goes on byte for byte. A frame from which nothing is taken goes on as it is;
+//! bytes are held back only while they may be the beginning of that chunk.
+//!
+//! **Invariant:** what goes on is the same however the stream was split into frames.
+
+use std::mem;
+use std::ops::Range;
+
+use bytes::Bytes;
+use memchr::memmem;
+
+use super::Oversize;
+use super::report::{Heard, Report};
+use super::sse::{Blocks, Event, Kind};
+
+/// The events of a stream, less the usage chunk.
+#[derive(Debug, Default)]
+pub(super) struct Filter {
+    blocks: Blocks,
+    /// The block before was taken out.
+    has_hidden: bool,
+    /// The begun event goes on: it cannot be the usage chunk.
+    has_let_go: bool,
+}
+
+impl Filter {
+    pub(super) fn frame(&mut self, frame: Bytes, report: &mut Report) -> Result<Bytes, Oversize> {
+        let mut passed = Passed::default();
+        let mut at = 0;
+        while let Some(block) = self.blocks.next(&frame[at..])? {
+            let had_let_go = mem::take(&mut self.has_let_go);
+            self.has_hidden = match (block.kind, block.event()) {
+                (Kind::LineFeed, _) => self.has_hidden,
+                (_, Some(event)) => report.hear(&event).is_usage_chunk() && may_hide(block.bytes()),
+                (_, None) => false,
+            };
+            let end = at + block.taken;
+            if !self.has_hidden {
+                if !had_let_go {
+                    passed.copy(&frame, block.carried());
+                }
+                passed.pass(&frame, at..end);
+            }
+            at = end;
+            if let Some(closing) = report.cut() {
+                passed.copy(&frame, &closing);
+                return Ok(passed.finish(frame));
+            }
+        }
+        self.let_go(&frame, at, &mut passed);
+        Ok(passed.finish(frame))
+    }
+
+    /// Lets the begun event go as soon as it cannot be the usage chunk; `frame[at..]` is its latest part.
+    fn let_go(&mut self, frame: &Bytes, at: usize, passed: &mut Passed) {
+        if at == frame.len() {
+            return;
+        }
+        if let Some(begun) = self.blocks.unended()
+            && !self.has_let_go
+        {
+            if may_hide(begun) {
+                return;
+            }
+            passed.copy(frame, &begun[..begun.len() - (frame.len() - at)]);
+        }
+        self.has_let_go = true;
+        passed.pass(frame, at..frame.len());
+    }
+
+    /// Reads an event that the stream's end has ended, and returns it if it was held back.
+    pub(super) fn end(&mut self, report: &mut Report) -> Option<Bytes> {
+        let begun = self.blocks.unended()?;
+        let heard = Event::from_lines(begun).map_or(Heard::Other, |event| report.hear(&event));
+        if self.has_let_go || begun.is_empty() || (heard.is_usage_chunk() && may_hide(begun)) {
+            return None;
+        }
+        Some(Bytes::copy_from_slice(begun))
+    }
+}
+
+/// Whether a block that begins so may be taken out.
+///
+/// If it says no to a beginning, it says no to everything that begins so: that is what lets us
+/// forward the beginning of an event before its end is known, and still always decide alike.
+fn may_hide(beginning: &[u8]) -> bool {
+    if beginning.len() > MAX_USAGE_CHUNK {
+        return false;
+    }
+    let Some(at) = memmem::find(beginning, CHOICES) else { return true };
+    let mut rest = &beginning[at + CHOICES.len()..];
+    for expected in *b":[]" {
+        rest = rest.trim_ascii_start();
+        match rest.split_first() {
+            None => return true,
+            Some((byte, after)) if *byte == expected => rest = after,
+            Some(_) => return false,
+        }
+    }
+    true
+}
+
+/// What of a frame goes on: a range of it as long as that will do, a copy otherwise.
+#[derive(Debug, Default)]
+struct Passed {
+    copied: Vec<u8>,
+    /// Goes on after what was copied.
+    range: Range<usize>,
+}
+
+impl Passed {
+    fn pass(&mut self, frame: &Bytes, range: Range<usize>) {
+        if self.range.end == range.start && !self.range.is_empty() {
+            self.range.end = range.end;
+        } else {
+            self.copied.extend_from_slice(&frame[mem::replace(&mut self.range, range)]);
+        }
+    }
+
+    /// Bytes that are not in this frame go on.
+    fn copy(&mut self, frame: &Bytes, held: &[u8]) {
+        if !held.is_empty() {
+            self.copied.extend_from_slice(&frame[mem::take(&mut self.range)]);
+            self.copied.extend_from_slice(held);
+        }
+    }
+
+    fn finish(mut self, frame: Bytes) -> Bytes {
+        if self.copied.is_empty() {
+            return if self.range.len() == frame.len() { frame } else { frame.slice(self.range) };
+        }
+        self.copied.extend_from_slice(&frame[self.range]);
+        self.copied.into()
+    }
+}
+
+const CHOICES: &[u8] = b"\"choices\"";
+
+/// Real usage chunks are under 2 KiB, LiteLLM's cost breakdown included.
+const MAX_USAGE_CHUNK: usize = 16 * 1024;

@@ -1,0 +1,214 @@
+//! Holds what a stream writes against what was granted to it, and ends it where it writes more.
+//!
+//! The upstream is told its limit and an honest one keeps it. This is for the others, so it goes by
+//! what must have been written at least ([`Written::at_least`]): no honest stream is cut. The client
+//! sees the end that a model makes at its limit. Inside of a tool call, which must not be executed in
+//! part, or of reasoning, which cannot be sent back without its signature, it sees an error.
+//!
+//! **Invariant:** a stream is cut between two events, wherever its frames were split, and only while
+//! something in it is open. What has gone on by then exceeds what was granted by one event at most.
+
+mod chat;
+mod messages;
+mod responses;
+mod written;
+
+use std::fmt::{self, Formatter};
+use std::marker::PhantomData;
+
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use self::written::Written;
+use crate::budget::{Tokens, Usage};
+use crate::protocol::{Protocol, Route};
+
+/// What a call was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// What its client is told of the input where the upstream has not reported it.
+    pub input: Tokens,
+    /// For all of its answers together.
+    pub output: Tokens,
+    pub cutoff: Cutoff,
+}
+
+/// How a stream is cut that writes more than it was granted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cutoff {
+    /// As by a model at its limit, where that is safe: measured clients then go on, and their next
+    /// call is refused. After an error they send the same call again, up to eight times.
+    #[default]
+    Graceful,
+    /// By an error event, always.
+    Error,
+}
+
+/// The code in records and in the error that a client sees.
+pub const OUTPUT_LIMIT_REACHED: &str = "output_limit_reached";
+
+/// One stream and its allowance.
+#[derive(Debug)]
+pub(super) struct Limit {
+    allowance: Allowance,
+    written: Written,
+    progress: Progress,
+    is_cut: bool,
+}
+
+/// What is open in the stream, as its protocol has it.
+#[derive(Debug)]
+enum Progress {
+    Chat(chat::Answer),
+    Messages(messages::Message),
+    Responses(responses::Response),
+}
+
+/// Where a stream stands between two events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing is open.
+    Ended,
+    /// In text, or between two parts: a model at its limit stops so, too.
+    Sound,
+    /// In a part that is worth nothing, or is dangerous, without its rest.
+    Halfway,
+}
+
+/// The error of a stream that was cut.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("output limit reached: this call was granted {} tokens and the model went on", granted.0)]
+struct Reached {
+    granted: Tokens,
+}
+
+impl Limit {
+    /// `shows_usage` says whether a chat client asked for the usage chunk.
+    pub(super) fn new(route: Route, allowance: Allowance, shows_usage: bool) -> Self {
+        let progress = match route.protocol() {
+            Protocol::Chat => Progress::Chat(chat::Answer::new(route, shows_usage)),
+            Protocol::Messages => Progress::Messages(messages::Message::default()),
+            Protocol::Responses => Progress::Responses(responses::Response::default()),
+        };
+        Self { allowance, written: Written::default(), progress, is_cut: false }
+    }
+
+    /// Follows an event. Chat's have no name.
+    pub(super) fn hear(&mut self, name: &[u8], data: &[u8]) {
+        match &mut self.progress {
+            Progress::Chat(answer) => answer.hear(data, &mut self.written),
+            Progress::Messages(message) => message.hear(name, data, &mut self.written),
+            Progress::Responses(response) => response.hear(name, data, &mut self.written),
+        }
+    }
+
+    /// What ends the stream here, if it has outrun its allowance by what we have seen or by what the
+    /// upstream has `reported` so far.
+    pub(super) fn cut(&mut self, reported: Option<Usage>) -> Option<Vec<u8>> {
+        let output = reported.map_or(Tokens::ZERO, |usage| usage.output);
+        if self.written.at_least().max(output) <= self.allowance.output {
+            return None;
+        }
+        let state = self.state();
+        if state == State::Ended {
+            return None;
+        }
+        self.is_cut = true;
+        let reported = reported.unwrap_or_default();
+        let input = if reported.input.is_zero() { self.allowance.input } else { reported.input };
+        let usage = Usage { input, output: output.max(self.allowance.output), ..reported };
+        let is_clean = state == State::Sound && self.allowance.cutoff == Cutoff::Graceful;
+        Some(if is_clean { self.finish(&usage) } else { self.fail(&usage) })
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    pub(super) fn estimate(&self) -> Tokens {
+        self.written.estimate()
+    }
+
+    fn state(&self) -> State {
+        match &self.progress {
+            Progress::Chat(answer) => answer.state(),
+            Progress::Messages(message) => message.state(),
+            Progress::Responses(response) => response.state(),
+        }
+    }
+
+    fn finish(&self, usage: &Usage) -> Vec<u8> {
+        let mut end = Vec::new();
+        match &self.progress {
+            Progress::Chat(answer) => answer.finish(usage, &mut end),
+            Progress::Messages(message) => message.finish(usage, &mut end),
+            Progress::Responses(response) => response.finish(usage, &mut end),
+        }
+        end
+    }
+
+    fn fail(&self, usage: &Usage) -> Vec<u8> {
+        let reached = Reached { granted: self.allowance.output };
+        let mut end = Vec::new();
+        match &self.progress {
+            Progress::Chat(_) => chat::fail(reached, &mut end),
+            Progress::Messages(_) => messages::fail(reached, &mut end),
+            Progress::Responses(response) => response.fail(reached, usage, &mut end),
+        }
+        end
+    }
+}
+
+/// Puts an event, with its name where the protocol gives it one.
+fn put(end: &mut Vec<u8>, name: Option<&str>, data: &impl Serialize) {
+    if let Some(name) = name {
+        end.extend_from_slice(b"event: ");
+        end.extend_from_slice(name.as_bytes());
+        end.push(b'\n');
+    }
+    end.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *end, data).expect("memory takes all, and all keys are strings");
+    end.extend_from_slice(b"\n\n");
+}
+
+/// An array; that of one element, as nearly all are, takes no memory.
+#[derive(Debug)]
+struct List<T> {
+    first: Option<T>,
+    more: Vec<T>,
+}
+
+impl<T> List<T> {
+    fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.more)
+    }
+}
+
+impl<'a, T: Deserialize<'a>> Deserialize<'a> for List<T> {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Elements(PhantomData))
+    }
+}
+
+struct Elements<T>(PhantomData<T>);
+
+impl<'a, T: Deserialize<'a>> Visitor<'a> for Elements<T> {
+    type Value = List<T>;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(self, mut array: A) -> Result<List<T>, A::Error> {
+        let mut list = List { first: array.next_element()?, more: Vec::new() };
+        while let Some(element) = array.next_element()? {
+            list.more.push(element);
+        }
+        Ok(list)
+    }
+}

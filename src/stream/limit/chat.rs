@@ -1,0 +1,238 @@
+//! Chat completions, and the older completions beside them.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::written::Written;
+use super::{List, OUTPUT_LIMIT_REACHED, Reached, State, put};
+use crate::budget::Usage;
+use crate::protocol::Route;
+use crate::stream::tally::object;
+
+/// What is open in a stream of chunks.
+#[derive(Debug)]
+pub(super) struct Answer {
+    route: Route,
+    shows_usage: bool,
+    /// Of the first chunk that has choices: Azure sends one without before it, with an empty id.
+    envelope: Option<Envelope>,
+    choices: Vec<Choice>,
+    /// There are more choices than we follow.
+    has_more: bool,
+}
+
+/// What all chunks of a stream have alike.
+#[derive(Debug, Default, Deserialize)]
+struct Envelope {
+    #[serde(default)]
+    id: Value,
+    #[serde(default)]
+    created: Value,
+    #[serde(default)]
+    model: Value,
+}
+
+#[derive(Debug)]
+struct Choice {
+    index: u64,
+    part: Part,
+}
+
+/// What a choice is in the midst of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Text,
+    /// Reasoning that goes back signed, as LiteLLM has it of Claude.
+    Thinking,
+    /// One call or several: only the reason to finish tells that the last of them is whole.
+    ToolCalls,
+    Finished,
+}
+
+impl Answer {
+    pub(super) fn new(route: Route, shows_usage: bool) -> Self {
+        Self { route, shows_usage, envelope: None, choices: Vec::new(), has_more: false }
+    }
+
+    pub(super) fn hear(&mut self, data: &[u8], written: &mut Written) {
+        let Some(chunk) = object::<Chunk<'_>>(data) else { return };
+        let Some(choices) = chunk.choices else { return };
+        for update in choices.iter() {
+            self.take(update, written);
+        }
+        if self.envelope.is_none() && !self.choices.is_empty() {
+            self.envelope = object(data);
+        }
+    }
+
+    fn take(&mut self, update: &Update<'_>, written: &mut Written) {
+        let delta = update.delta.as_ref();
+        let is_text = written.add(update.text)
+            | delta.is_some_and(|delta| written.add(delta.content) | written.add(delta.refusal));
+        let is_call = delta.is_some_and(|delta| delta.calls(written));
+        let is_thinking = delta.is_some_and(|delta| delta.thinks(written));
+        let Some(part) = self.part(update.index.unwrap_or(0)) else { return };
+        *part = match *part {
+            _ if update.finish_reason.is_some() => Part::Finished,
+            Part::ToolCalls => Part::ToolCalls,
+            _ if is_call => Part::ToolCalls,
+            _ if is_thinking => Part::Thinking,
+            _ if is_text => Part::Text,
+            part => part,
+        };
+    }
+
+    /// What the choice is in; one that is new is in nothing yet.
+    fn part(&mut self, index: u64) -> Option<&mut Part> {
+        let known = self.choices.iter().position(|choice| choice.index == index);
+        let at = known.unwrap_or(self.choices.len());
+        if at == MAX_CHOICES {
+            self.has_more = true;
+        } else if known.is_none() {
+            self.choices.push(Choice { index, part: Part::Text });
+        }
+        self.choices.get_mut(at).map(|choice| &mut choice.part)
+    }
+
+    pub(super) fn state(&self) -> State {
+        let is_in = |parts: &[Part]| self.choices.iter().any(|choice| parts.contains(&choice.part));
+        if self.has_more || is_in(&[Part::Thinking, Part::ToolCalls]) {
+            State::Halfway
+        } else if is_in(&[Part::Text]) {
+            State::Sound
+        } else {
+            State::Ended
+        }
+    }
+
+    pub(super) fn finish(&self, usage: &Usage, end: &mut Vec<u8>) {
+        for choice in self.choices.iter().filter(|choice| choice.part != Part::Finished) {
+            let mut last =
+                json!({ "index": choice.index, "logprobs": null, "finish_reason": "length" });
+            if self.route == Route::Completions {
+                last["text"] = json!("");
+            } else {
+                last["delta"] = json!({});
+            }
+            put(end, None, &self.chunk(&json!([last])));
+        }
+        if self.shows_usage {
+            let mut chunk = self.chunk(&json!([]));
+            chunk["usage"] = json!({
+                "prompt_tokens": usage.input,
+                "completion_tokens": usage.output,
+                "total_tokens": usage.total(),
+            });
+            put(end, None, &chunk);
+        }
+        end.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn chunk(&self, choices: &Value) -> Value {
+        let unknown = Envelope::default();
+        let Envelope { id, created, model } = self.envelope.as_ref().unwrap_or(&unknown);
+        let is_older = self.route == Route::Completions;
+        json!({
+            "id": id,
+            "object": if is_older { "text_completion" } else { "chat.completion.chunk" },
+            "created": created,
+            "model": model,
+            "choices": choices,
+        })
+    }
+}
+
+/// An error, and no `[DONE]` after it: that would look like success.
+pub(super) fn fail(reached: Reached, end: &mut Vec<u8>) {
+    let error = json!({
+        "message": reached.to_string(),
+        "type": "insufficient_quota",
+        "param": null,
+        "code": OUTPUT_LIMIT_REACHED,
+    });
+    put(end, None, &json!({ "error": error }));
+}
+
+#[derive(Deserialize)]
+struct Chunk<'a> {
+    #[serde(borrow)]
+    choices: Option<List<Update<'a>>>,
+}
+
+/// One choice's part of a chunk.
+#[derive(Deserialize)]
+struct Update<'a> {
+    index: Option<u64>,
+    #[serde(borrow)]
+    delta: Option<Delta<'a>>,
+    /// Of the older completions.
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Delta<'a> {
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    refusal: Option<&'a RawValue>,
+    /// The name that vLLM and LiteLLM have for it.
+    #[serde(borrow)]
+    reasoning_content: Option<&'a RawValue>,
+    /// Ollama's name.
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    /// LiteLLM's, beside `reasoning_content`: the same with its signature.
+    thinking_blocks: Option<List<IgnoredAny>>,
+    #[serde(borrow)]
+    tool_calls: Option<List<ToolCall<'a>>>,
+    #[serde(borrow)]
+    function_call: Option<Called<'a>>,
+}
+
+#[derive(Deserialize)]
+struct ToolCall<'a> {
+    #[serde(borrow)]
+    function: Option<Called<'a>>,
+    #[serde(borrow)]
+    custom: Option<Called<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Called<'a> {
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input: Option<&'a RawValue>,
+}
+
+impl Delta<'_> {
+    /// Counts the calls, and says whether there are any. Some upstreams send an empty list.
+    fn calls(&self, written: &mut Written) -> bool {
+        let calls = || self.tool_calls.iter().flat_map(List::iter);
+        let called = calls().flat_map(|call| [&call.function, &call.custom]);
+        for called in called.chain([&self.function_call]).flatten() {
+            for text in [called.name, called.arguments, called.input] {
+                written.add(text);
+            }
+        }
+        self.function_call.is_some() || calls().next().is_some()
+    }
+
+    /// Counts the reasoning, and says whether it is of the kind that is signed.
+    fn thinks(&self, written: &mut Written) -> bool {
+        if written.add(self.reasoning_content.or(self.reasoning)) {
+            written.hide();
+        }
+        self.thinking_blocks.as_ref().is_some_and(|blocks| !blocks.is_empty())
+    }
+}
+
+/// The most that OpenAI allows of `n`.
+const MAX_CHOICES: usize = 128;

@@ -1,0 +1,341 @@
+//! OpenAI Responses.
+//!
+//! The last event repeats the whole output, and so does the end of each item. To cut a stream we have
+//! to say them, so what is in the open items is kept, within [`MAX_KEPT`].
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::written::Written;
+use super::{Reached, State, put};
+use crate::budget::Usage;
+use crate::stream::tally::object;
+
+/// What is open in a stream of one response.
+#[derive(Debug, Default)]
+pub(super) struct Response {
+    head: Option<Head>,
+    /// The number of the event that comes next.
+    sequence: u64,
+    items: Vec<Item>,
+    /// Bytes in `items`.
+    kept: usize,
+    /// There was more in the items than is kept.
+    is_lost: bool,
+    is_ended: bool,
+}
+
+/// What identifies the response.
+#[derive(Clone, Debug, Deserialize)]
+struct Head {
+    id: Value,
+    #[serde(default)]
+    created_at: Value,
+    #[serde(default)]
+    model: Value,
+}
+
+/// A part of the output: a message, reasoning, a tool call.
+#[derive(Debug)]
+struct Item {
+    index: u64,
+    kind: Kind,
+    is_done: bool,
+    /// As it was added or, later, as it was done.
+    json: Box<str>,
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Message,
+    Reasoning,
+    /// Tool calls of all kinds.
+    Other,
+}
+
+/// A part of a message.
+#[derive(Debug)]
+struct Part {
+    index: u64,
+    is_refusal: bool,
+    is_done: bool,
+    text: String,
+}
+
+impl Response {
+    pub(super) fn hear(&mut self, name: &[u8], data: &[u8], written: &mut Written) {
+        let Some(event) = object::<Event<'_>>(data) else { return };
+        if let Some(sequence) = event.sequence_number {
+            self.sequence = sequence.saturating_add(1);
+        }
+        match name {
+            b"response.created" | b"response.in_progress" | b"response.queued"
+                if self.head.is_none() =>
+            {
+                self.head = event.response.and_then(|head| object(head.get().as_bytes()));
+            }
+            b"response.completed" | b"response.incomplete" | b"response.failed" | b"error" => {
+                self.is_ended = true;
+            }
+            b"response.output_item.added" => self.add(&event, written),
+            b"response.output_item.done" => self.end_item(&event),
+            b"response.content_part.added" => self.add_part(&event),
+            b"response.content_part.done" => {
+                if let Some(part) = self.part(&event) {
+                    part.is_done = true;
+                }
+            }
+            // A summary is not what was written; that stays hidden.
+            b"response.reasoning_summary_text.delta" => written.hide(),
+            name if name.ends_with(b".delta") && written.add(event.delta) => {
+                self.is_ended = false;
+                self.extend(name, &event);
+            }
+            _ => (),
+        }
+    }
+
+    fn add(&mut self, event: &Event<'_>, written: &mut Written) {
+        let Some(item) = event.item else { return };
+        let typed = object::<Typed<'_>>(item.get().as_bytes());
+        let kind = match typed.and_then(|typed| typed.r#type).map(RawValue::get) {
+            Some("\"message\"") => Kind::Message,
+            Some("\"reasoning\"") => Kind::Reasoning,
+            _ => Kind::Other,
+        };
+        if kind == Kind::Reasoning {
+            written.hide();
+        }
+        let (index, json) = (event.output_index.unwrap_or(0), item.get().into());
+        if self.keep(item.get().len()) {
+            self.items.push(Item { index, kind, is_done: false, json, parts: Vec::new() });
+        }
+    }
+
+    fn end_item(&mut self, event: &Event<'_>) {
+        let Some(item) = event.item else { return };
+        let Some(open) = self.item(event) else { return };
+        let texts: usize = open.parts.iter().map(|part| part.text.len()).sum();
+        let freed = texts + open.json.len();
+        open.is_done = true;
+        open.json = item.get().into();
+        open.parts = Vec::new();
+        self.kept = self.kept.saturating_sub(freed);
+        self.keep(item.get().len());
+    }
+
+    fn add_part(&mut self, event: &Event<'_>) {
+        let typed = event.part.and_then(|part| object::<Typed<'_>>(part.get().as_bytes()));
+        let is_refusal =
+            typed.and_then(|typed| typed.r#type).is_some_and(|kind| kind.get() == "\"refusal\"");
+        let index = event.content_index.unwrap_or(0);
+        if self.keep(size_of::<Part>())
+            && let Some(item) = self.item(event)
+        {
+            item.parts.push(Part { index, is_refusal, is_done: false, text: String::new() });
+        }
+    }
+
+    /// Keeps the text of a message; that of a tool call or of reasoning is never repeated.
+    fn extend(&mut self, name: &[u8], event: &Event<'_>) {
+        if !matches!(name, b"response.output_text.delta" | b"response.refusal.delta") {
+            return;
+        }
+        let text = event.delta.and_then(|delta| serde_json::from_str::<Text<'_>>(delta.get()).ok());
+        if let Some(Text(text)) = text
+            && self.keep(text.len())
+            && let Some(part) = self.part(event)
+        {
+            part.text.push_str(&text);
+        }
+    }
+
+    /// Whether there is room for so much more.
+    fn keep(&mut self, bytes: usize) -> bool {
+        self.kept = self.kept.saturating_add(bytes);
+        if self.kept > MAX_KEPT {
+            self.is_lost = true;
+            self.items = Vec::new();
+        }
+        !self.is_lost
+    }
+
+    fn item(&mut self, event: &Event<'_>) -> Option<&mut Item> {
+        let index = event.output_index.unwrap_or(0);
+        self.items.iter_mut().rev().find(|item| item.index == index)
+    }
+
+    fn part(&mut self, event: &Event<'_>) -> Option<&mut Part> {
+        let index = event.content_index.unwrap_or(0);
+        self.item(event)?.parts.iter_mut().rev().find(|part| part.index == index)
+    }
+
+    pub(super) fn state(&self) -> State {
+        let is_call = |item: &Item| !item.is_done && item.kind == Kind::Other;
+        if self.is_ended {
+            State::Ended
+        } else if self.head.is_none() || self.is_lost || self.items.iter().any(is_call) {
+            State::Halfway
+        } else {
+            State::Sound
+        }
+    }
+
+    /// Open messages are closed and so are whole. Open reasoning is left out: nobody takes an item
+    /// before it is done.
+    pub(super) fn finish(&self, usage: &Usage, end: &mut Vec<u8>) {
+        let mut events = Events { end, sequence: self.sequence };
+        let mut output = Vec::with_capacity(self.items.len());
+        for item in &self.items {
+            let json = serde_json::from_str(&item.json).unwrap_or_default();
+            if item.is_done {
+                output.push(json);
+            } else if item.kind == Kind::Message {
+                output.push(item.close(json, &mut events));
+            }
+        }
+        let mut response = self.response("incomplete", &output, usage);
+        response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        events.put("response.incomplete", json!({ "response": response }));
+    }
+
+    /// Codex stops at this code; at others it sends the call again.
+    pub(super) fn fail(&self, reached: Reached, usage: &Usage, end: &mut Vec<u8>) {
+        let mut events = Events { end, sequence: self.sequence };
+        let error = json!({ "code": "insufficient_quota", "message": reached.to_string() });
+        if self.head.is_none() {
+            events.put("error", error);
+            return;
+        }
+        let done = self.items.iter().filter(|item| item.is_done);
+        let output: Vec<_> =
+            done.filter_map(|item| serde_json::from_str(&item.json).ok()).collect();
+        let mut response = self.response("failed", &output, usage);
+        response["error"] = error;
+        events.put("response.failed", json!({ "response": response }));
+    }
+
+    fn response(&self, status: &str, output: &[Value], usage: &Usage) -> Value {
+        let unknown = Head { id: Value::Null, created_at: Value::Null, model: Value::Null };
+        let Head { id, created_at, model } = self.head.as_ref().unwrap_or(&unknown);
+        json!({
+            "id": id,
+            "object": "response",
+            "created_at": created_at,
+            "status": status,
+            "error": null,
+            "incomplete_details": null,
+            "instructions": null,
+            "metadata": {},
+            "model": model,
+            "output": output,
+            "parallel_tool_calls": true,
+            "temperature": null,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": null,
+            "usage": {
+                "input_tokens": usage.input,
+                "input_tokens_details": { "cached_tokens": usage.cache_read },
+                "output_tokens": usage.output,
+                "output_tokens_details": { "reasoning_tokens": usage.reasoning },
+                "total_tokens": usage.total(),
+            },
+        })
+    }
+}
+
+impl Item {
+    /// Ends a message with its open parts, and returns it as it has become.
+    fn close(&self, mut item: Value, events: &mut Events<'_>) -> Value {
+        for part in self.parts.iter().filter(|part| !part.is_done) {
+            let name = if part.is_refusal { "refusal" } else { "output_text" };
+            let place = |event: Value| {
+                let place = json!({
+                    "item_id": item["id"],
+                    "output_index": self.index,
+                    "content_index": part.index,
+                });
+                merged(event, place)
+            };
+            let mut text = json!({ part.member(): part.text });
+            if !part.is_refusal {
+                text["logprobs"] = json!([]);
+            }
+            events.put(&format!("response.{name}.done"), place(text));
+            events.put("response.content_part.done", place(json!({ "part": part.json() })));
+        }
+        item["status"] = json!("incomplete");
+        item["content"] = self.parts.iter().map(Part::json).collect();
+        let done = json!({ "output_index": self.index, "item": item });
+        events.put("response.output_item.done", done);
+        item
+    }
+}
+
+impl Part {
+    fn member(&self) -> &'static str {
+        if self.is_refusal { "refusal" } else { "text" }
+    }
+
+    fn json(&self) -> Value {
+        if self.is_refusal {
+            return json!({ "type": "refusal", "refusal": self.text });
+        }
+        json!({ "type": "output_text", "text": self.text, "annotations": [], "logprobs": [] })
+    }
+}
+
+/// Events in their order.
+struct Events<'a> {
+    end: &'a mut Vec<u8>,
+    sequence: u64,
+}
+
+impl Events<'_> {
+    fn put(&mut self, name: &str, event: Value) {
+        let more = json!({ "type": name, "sequence_number": self.sequence });
+        self.sequence += 1;
+        put(self.end, Some(name), &merged(event, more));
+    }
+}
+
+/// One object with the members of both.
+fn merged(mut object: Value, more: Value) -> Value {
+    if let (Some(object), Value::Object(more)) = (object.as_object_mut(), more) {
+        object.extend(more);
+    }
+    object
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    sequence_number: Option<u64>,
+    output_index: Option<u64>,
+    content_index: Option<u64>,
+    #[serde(borrow)]
+    response: Option<&'a RawValue>,
+    #[serde(borrow)]
+    item: Option<&'a RawValue>,
+    #[serde(borrow)]
+    part: Option<&'a RawValue>,
+    #[serde(borrow)]
+    delta: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Typed<'a> {
+    #[serde(borrow)]
+    r#type: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// Of one stream: the longest answers of today's models are half of it. Past that the stream is cut
+/// by an error, which has to repeat nothing.
+const MAX_KEPT: usize = 1024 * 1024;

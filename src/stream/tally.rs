@@ -1,0 +1,161 @@
+//! Reads usage objects of the three protocols into one set of counts.
+//!
+//! All three report running totals, never differences, and may repeat themselves in part: for each
+//! count the last value wins. What is not a whole number of at least zero is no count, and is
+//! passed over.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::budget::{Nanodollars, Source, Tokens, Usage};
+use crate::protocol::Protocol;
+
+/// The counts as the protocol has them.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    input: Option<u64>,
+    output: Option<u64>,
+    cache_read: Option<u64>,
+    cache_write: Option<u64>,
+    cache_write_1h: Option<u64>,
+    reasoning: Option<u64>,
+    cost: Option<Nanodollars>,
+}
+
+impl Tally {
+    /// Says no to what is not a usage object.
+    pub(super) fn read(&mut self, protocol: Protocol, usage: &[u8]) -> bool {
+        let Some(counts) = object::<Counts<'_>>(usage) else { return false };
+        let (input, output, input_details, output_details) = match protocol {
+            Protocol::Chat => (
+                counts.prompt_tokens,
+                counts.completion_tokens,
+                counts.prompt_tokens_details,
+                counts.completion_tokens_details,
+            ),
+            Protocol::Responses | Protocol::Messages => (
+                counts.input_tokens,
+                counts.output_tokens,
+                counts.input_tokens_details,
+                counts.output_tokens_details,
+            ),
+        };
+        let cached = count(details(input_details).cached_tokens);
+        replace(&mut self.input, count(input));
+        replace(&mut self.output, count(output));
+        replace(&mut self.cache_read, count(counts.cache_read_input_tokens).or(cached));
+        replace(&mut self.cache_write, count(counts.cache_creation_input_tokens));
+        let writes = counts.cache_creation.and_then(|writes| object(writes.get().as_bytes()));
+        let CacheCreation { ephemeral_1h_input_tokens } = writes.unwrap_or_default();
+        replace(&mut self.cache_write_1h, count(ephemeral_1h_input_tokens));
+        replace(&mut self.reasoning, count(details(output_details).reasoning_tokens));
+        // In a Messages stream LiteLLM's figure leaves the input out.
+        if protocol != Protocol::Messages {
+            replace(&mut self.cost, counts.cost.and_then(|cost| Nanodollars::parse(cost.get())));
+        }
+        true
+    }
+
+    /// The counts as we have them: the input includes the cache, and no part is more than its whole.
+    /// `None` where none has been reported.
+    pub(super) fn usage(&self, protocol: Protocol) -> Option<Usage> {
+        let cache_read = self.cache_read.unwrap_or(0);
+        let cache_write = self.cache_write.unwrap_or(0);
+        let input = match (protocol, self.input, self.output) {
+            (_, None, None) => return None,
+            // Anthropic leaves the cache out. LiteLLM has these counts in chat too, included.
+            (Protocol::Messages, input, _) => {
+                input.unwrap_or(0).saturating_add(cache_read).saturating_add(cache_write)
+            }
+            (Protocol::Chat | Protocol::Responses, input, _) => input.unwrap_or(0),
+        };
+        let output = self.output.unwrap_or(0);
+        let cache_read = cache_read.min(input);
+        let cache_write = cache_write.min(input - cache_read);
+        Some(Usage {
+            input: Tokens(input),
+            output: Tokens(output),
+            cache_read: Tokens(cache_read),
+            cache_write: Tokens(cache_write),
+            cache_write_1h: Tokens(self.cache_write_1h.unwrap_or(0).min(cache_write)),
+            reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
+            source: Source::Provider,
+        })
+    }
+
+    pub(super) fn cost(&self) -> Option<Nanodollars> {
+        self.cost
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        self.output.is_some()
+    }
+
+    pub(super) fn forget_output(&mut self) {
+        self.output = None;
+    }
+}
+
+/// Reads an object; serde alone would take an array for one, by position.
+pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
+    json.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(json).ok())?
+}
+
+/// A usage object of any protocol; each member's text, because one that is wrong spoils no other.
+#[derive(Deserialize)]
+struct Counts<'a> {
+    #[serde(borrow)]
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    completion_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_read_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_creation_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_creation: Option<&'a RawValue>,
+    /// LiteLLM's own, in dollars.
+    #[serde(borrow)]
+    cost: Option<&'a RawValue>,
+}
+
+/// How long Anthropic keeps what was written to the cache.
+#[derive(Default, Deserialize)]
+struct CacheCreation<'a> {
+    #[serde(borrow)]
+    ephemeral_1h_input_tokens: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct Details<'a> {
+    #[serde(borrow)]
+    cached_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning_tokens: Option<&'a RawValue>,
+}
+
+fn details(details: Option<&RawValue>) -> Details<'_> {
+    details.and_then(|details| object(details.get().as_bytes())).unwrap_or_default()
+}
+
+fn count(number: Option<&RawValue>) -> Option<u64> {
+    number?.get().parse().ok()
+}
+
+fn replace<T>(old: &mut Option<T>, new: Option<T>) {
+    if new.is_some() {
+        *old = new;
+    }
+}

@@ -1,0 +1,116 @@
+//! The head of a response: status, the headers worth keeping, and how the body is framed.
+
+use std::mem::MaybeUninit;
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use crate::upstream::headers;
+
+/// What the head says.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) status: StatusCode,
+    /// Only what [`headers::keeps`]; the rest is never copied.
+    pub(super) headers: HeaderMap,
+    pub(super) framing: Framing,
+    pub(super) keeps_alive: bool,
+}
+
+/// How the end of the body is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+/// Parses a head and says how many bytes it took; `None` while it is incomplete.
+///
+/// # Errors
+/// What makes it not HTTP, or its framing ambiguous.
+pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, &'static str> {
+    let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
+    let mut response = httparse::Response::new(&mut []);
+    let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
+        &mut response,
+        bytes,
+        &mut fields,
+    );
+    let length = match parsed {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => return Err("the head has too many fields"),
+        Err(_) => return Err("the head cannot be parsed"),
+    };
+    let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
+    let status = status.ok_or("the status is not a number from 100 to 999")?;
+    let mut head = Head {
+        status,
+        headers: HeaderMap::with_capacity(8),
+        framing: Framing::UntilClose,
+        keeps_alive: response.version == Some(1),
+    };
+    for field in response.headers.iter() {
+        head.read(field)?;
+    }
+    head.settle_framing();
+    Ok(Some((head, length)))
+}
+
+impl Head {
+    fn read(&mut self, field: &httparse::Header<'_>) -> Result<(), &'static str> {
+        let (name, value) = (field.name, field.value);
+        if name.eq_ignore_ascii_case("content-length") {
+            return self.read_length(value);
+        }
+        if name.eq_ignore_ascii_case("transfer-encoding") {
+            return self.read_transfer_encoding(value);
+        }
+        if name.eq_ignore_ascii_case("connection") {
+            self.keeps_alive &= !value.eq_ignore_ascii_case(b"close");
+            return Ok(());
+        }
+        if let Some(name) = headers::keeps(name) {
+            let value =
+                HeaderValue::from_bytes(value).map_err(|_| "a field's value is not valid")?;
+            self.headers.append(HeaderName::from_static(name), value);
+        }
+        Ok(())
+    }
+
+    fn read_length(&mut self, value: &[u8]) -> Result<(), &'static str> {
+        let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+        let length = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        let length = length.filter(|_| digits).ok_or("content-length is not a number")?;
+        match self.framing {
+            Framing::Length(other) if other != length => Err("content-length is given twice"),
+            Framing::Chunked => Err("both content-length and transfer-encoding are given"),
+            _ => {
+                self.framing = Framing::Length(length);
+                Ok(())
+            }
+        }
+    }
+
+    fn read_transfer_encoding(&mut self, value: &[u8]) -> Result<(), &'static str> {
+        if self.framing != Framing::UntilClose {
+            return Err("the body's length is given twice");
+        }
+        if !value.eq_ignore_ascii_case(b"chunked") {
+            return Err("transfer-encoding is not `chunked`");
+        }
+        self.framing = Framing::Chunked;
+        Ok(())
+    }
+
+    fn settle_framing(&mut self) {
+        if matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+            self.framing = Framing::Length(0);
+        }
+        self.keeps_alive &= self.framing != Framing::UntilClose;
+    }
+}
+
+/// LiteLLM sends about 40 fields in 3 KiB; this is an order of magnitude more.
+pub(super) const MAX_BYTES: usize = 64 * 1024;
+const MAX_FIELDS: usize = 128;

@@ -1,0 +1,168 @@
+"""The clients: how each is told where the model is, and asked for one answer."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import typing
+
+import install
+from place import ROOT
+
+# One that the price table knows.
+MODEL = "gpt-5"
+PATIENCE_SECONDS = 400
+
+
+class Client(typing.NamedTuple):
+    name: str
+    # Its registry, and its name there.
+    package: str
+    protocol: str
+    # Its arguments and variables, given the gateway and an empty home.
+    command: typing.Callable
+    # What its output has in it when it has an answer.
+    answer: str = "hello from the fake provider"
+    # Whether its calls make a model generate.
+    is_turn: bool = True
+
+
+def ask(client, gateway, home):
+    """What a client says until it ends, or until the end of our patience. All it has started ends with it."""
+    arguments, variables = client.command(gateway, home)
+    process = subprocess.Popen(
+        arguments,
+        cwd=home,
+        env={"PATH": f"{install.node().parent}:/usr/bin:/bin", "HOME": str(home), "NO_COLOR": "1"} | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        text, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        end_all(home)
+        text, _ = process.communicate()
+    finally:
+        end_all(home)
+    return text
+
+
+def end_all(home):
+    """Ends what a client has started, also where it detached itself: it is known by the folder that it works in."""
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "cwd").startswith(str(home)):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def python_sdk(script, call):
+    """The scripts that tests/it/peers.rs uses too; they speak through the socket itself."""
+
+    def command(gateway, _home):
+        socket = str(ROOT / gateway.socket)
+        return [install.python(), ROOT / "tests/peers" / script, socket, MODEL, call], {}
+
+    return command
+
+
+def node_sdk(call):
+    def command(gateway, _home):
+        # Beside the packages: a module's imports are looked for from where it lies.
+        script = install.npm("sdk") / "sdk.mjs"
+        script.write_bytes((pathlib.Path(__file__).parent / "sdk.mjs").read_bytes())
+        return [install.node(), script, gateway.url, MODEL, call], {}
+
+    return command
+
+
+def openclaw(gateway, home):
+    model = {"id": MODEL, "name": MODEL, "input": ["text"], "contextWindow": 200_000, "maxTokens": 8192}
+    provider = {"baseUrl": f"{gateway.url}/v1", "api": "openai-completions", "apiKey": "placeholder", "models": [model]}
+    defaults = {
+        "model": {"primary": f"cogni/{MODEL}"},
+        "workspace": str(home),
+        "sandbox": {"mode": "off"},
+        "skipBootstrap": True,
+    }
+    config = {
+        "models": {"mode": "replace", "providers": {"cogni": provider}},
+        "agents": {"defaults": defaults, "list": [{"id": "main", "default": True, "workspace": str(home)}]},
+        "tools": {"deny": ["group:web", "browser", "cron", "gateway", "nodes", "message"]},
+        "cron": {"enabled": False},
+        "gateway": {"mode": "local"},
+    }
+    file = write(home / "openclaw.json", json.dumps(config))
+    program = install.npm("openclaw") / "node_modules/openclaw/openclaw.mjs"
+    arguments = ["agent", "--local", "--agent", "main", "--session-id", "s1", "--message", "hello", "--json"]
+    variables = {
+        "OPENCLAW_CONFIG_PATH": file,
+        "OPENCLAW_STATE_DIR": str(home / "state"),
+        "OPENCLAW_LOAD_SHELL_ENV": "0",
+    }
+    return [install.node(), program, *arguments], variables
+
+
+def codex(gateway, home):
+    lines = [
+        f'model = "{MODEL}"',
+        'model_provider = "cogni"',
+        "[model_providers.cogni]",
+        'name = "cogni"',
+        f'base_url = "{gateway.url}/v1"',
+        'env_key = "COGNI_KEY"',
+        'wire_api = "responses"',
+    ]
+    write(home / ".codex/config.toml", "\n".join(lines))
+    program = install.npm("codex") / "node_modules/.bin/codex"
+    return [program, "exec", "--skip-git-repo-check", "say hello"], {"COGNI_KEY": "placeholder"}
+
+
+def claude_code(gateway, _home):
+    program = install.npm("claude") / "node_modules/.bin/claude"
+    variables = {
+        "ANTHROPIC_BASE_URL": gateway.url,
+        "ANTHROPIC_API_KEY": "placeholder",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    return [program, "-p", "say hello"], variables
+
+
+def pi(gateway, home):
+    model = {"id": MODEL, "name": MODEL, "input": ["text"], "contextWindow": 128_000, "maxTokens": 4096}
+    model |= {"reasoning": False, "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}
+    provider = {"baseUrl": f"{gateway.url}/v1", "api": "openai-completions", "apiKey": "placeholder", "models": [model]}
+    write(home / ".pi/agent/models.json", json.dumps({"providers": {"cogni": provider}}))
+    package = install.npm("pi") / "node_modules/@earendil-works/pi-coding-agent"
+    arguments = ["-p", "--provider", "cogni", "--model", MODEL, "say hello"]
+    return [install.node(), package / "dist/cli.js", *arguments], {"PI_OFFLINE": "1"}
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+SDKS = [
+    Client("OpenAI SDK, Python", "pypi:openai", "chat", python_sdk("openai_sdk.py", "chat_stream")),
+    Client("OpenAI SDK, Python", "pypi:openai", "responses", python_sdk("openai_sdk.py", "responses_stream")),
+    Client(
+        "OpenAI SDK, Python", "pypi:openai", "embeddings", python_sdk("openai_sdk.py", "embeddings"), '"vectors": 1', False
+    ),
+    Client("Anthropic SDK, Python", "pypi:anthropic", "messages", python_sdk("anthropic_sdk.py", "messages_stream")),
+    Client("OpenAI SDK, JavaScript", "npm:openai", "chat", node_sdk("chat")),
+    Client("OpenAI SDK, JavaScript", "npm:openai", "responses", node_sdk("responses")),
+    Client("OpenAI SDK, JavaScript", "npm:openai", "embeddings", node_sdk("embeddings"), "1 vector", False),
+    Client("Anthropic SDK, JavaScript", "npm:@anthropic-ai/sdk", "messages", node_sdk("messages")),
+]
+AGENTS = [
+    Client("OpenClaw", "npm:openclaw", "chat", openclaw),
+    Client("Codex", "npm:@openai/codex", "responses", codex),
+    Client("Claude Code", "npm:@anthropic-ai/claude-code", "messages", claude_code),
+    Client("pi", "npm:@earendil-works/pi-coding-agent", "chat", pi),
+]

@@ -1,0 +1,98 @@
+"""The limits that a client is made to meet, and what it should do then."""
+
+import contextlib
+import threading
+import time
+import typing
+
+from place import OURS
+
+
+class Limit(typing.NamedTuple):
+    name: str
+    # The gateway's settings.
+    settings: dict
+    # Sees to it that the limit is reached: for a block, given the gateway.
+    reached: typing.Callable
+    # Whether the client gets its answer in the end; `None` is not judged.
+    is_answered: bool | None
+    # How often each of the client's calls may be attempted; where nothing is said, it is measured, not judged.
+    attempts: tuple
+    # Whether it holds for calls only that make a model generate.
+    is_of_turns: bool = False
+    # How the provider answers.
+    script: str = ""
+
+
+@contextlib.contextmanager
+def nothing(_gateway):
+    yield
+
+
+@contextlib.contextmanager
+def one_call_spent(gateway):
+    """11 tokens in and 5 out, which is what the fake provider says of any call."""
+    connection, response = gateway.post("/v1/chat/completions", {"model": OURS, "messages": []})
+    assert response.status == 200, response.read()
+    response.read()
+    connection.close()
+    yield
+
+
+@contextlib.contextmanager
+def time_over(_gateway):
+    time.sleep(1.1)
+    yield
+
+
+@contextlib.contextmanager
+def place_taken(gateway):
+    """One call of ours is open all the time."""
+    call = open_call(gateway)
+    yield
+    leave(call)
+
+
+@contextlib.contextmanager
+def place_taken_at_first(gateway):
+    """One call of ours is open until the client has been refused once."""
+    call = open_call(gateway)
+    over = threading.Event()
+
+    def give_way():
+        while not over.is_set() and not gateway.refused():
+            time.sleep(0.02)
+        leave(call)
+
+    thread = threading.Thread(target=give_way)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def open_call(gateway):
+    """So slow that nobody has to read it: a call whose client does not read would be cut."""
+    body = {"model": f"{OURS}chunks=100000,interval=10s", "stream": True, "messages": []}
+    call = gateway.post("/v1/chat/completions", body)
+    assert call[1].status == 200, call[1].read()
+    return call
+
+
+def leave(call):
+    for end in reversed(call):
+        end.close()
+
+
+LIMITS = [
+    Limit("no limit", {}, nothing, True, (1,)),
+    Limit("turns", {"MAX_TURNS": "1"}, one_call_spent, False, (1,), is_of_turns=True),
+    Limit("tokens", {"MAX_TOTAL_TOKENS": "16"}, one_call_spent, False, (1,)),
+    Limit("money", {"MAX_COST_USD": "0.000000001"}, nothing, False, (1,)),
+    Limit("deadline", {"RUN_DEADLINE_SECONDS": "1"}, time_over, False, (1,)),
+    Limit("model", {"MODELS": "another"}, nothing, False, (1,)),
+    # Its answer ends as by a model at its limit. Who goes on after that meets the end of the budget once.
+    Limit("cut off", {"MAX_OUTPUT_TOKENS": "20"}, nothing, None, (1, 2), is_of_turns=True, script="chunks=100000"),
+    Limit("busy, then free", {"MAX_CONCURRENT": "1"}, place_taken_at_first, True, (2,)),
+    Limit("busy for good", {"MAX_CONCURRENT": "1"}, place_taken, False, ()),
+]

@@ -1,0 +1,343 @@
+//! The fields: what becomes of each, and that dropping some leaves the rest as it was.
+
+use std::fmt::Write;
+
+use bytes::Bytes;
+use cogni_gateway::base::json::{Limits, Scanner};
+use cogni_gateway::body::field::{self, Field, Rule};
+use cogni_gateway::body::{Capability, Policy, Refusal, UnknownFields, admit};
+use cogni_gateway::protocol::Route;
+use insta::assert_snapshot;
+use proptest::prelude::*;
+use proptest::sample::{Index, select, subsequence};
+use serde_json::Value;
+
+use super::{POSTS, admit_in, concat, frames, generate, read, sent, sound};
+
+/// G5: the fate of every field, as a reader sees it.
+#[test]
+fn every_known_field_has_one_fate() {
+    let mut table = String::new();
+    for route in POSTS {
+        writeln!(table, "# {}", route.name()).unwrap();
+        for field in own(route) {
+            writeln!(table, "{} {}", field.name, fate(field.rule)).unwrap();
+        }
+    }
+    table.push_str("# everywhere\n");
+    for field in field::fields(Route::Models) {
+        writeln!(table, "{} {}", field.name, fate(field.rule)).unwrap();
+    }
+    for (names, why) in field::families() {
+        writeln!(table, "{names} refused: it {}", why.text()).unwrap();
+    }
+    assert_snapshot!(table);
+}
+
+/// Names are found by halving, so they have to be in order, and each once.
+#[test]
+fn the_tables_are_in_order() {
+    for route in POSTS.into_iter().chain([Route::Models]) {
+        let names: Vec<_> = own(route).map(|field| field.name).collect();
+        assert!(names.is_sorted_by(|a, b| a < b), "{route:?}: {names:?}");
+        assert!(names.iter().all(|name| !name.bytes().any(|byte| byte.is_ascii_uppercase())));
+    }
+}
+
+/// G5: each field that is refused is refused, each that is dropped is gone, and each that passes passes,
+/// however its name is spelled.
+#[test]
+fn every_known_field_meets_its_fate() {
+    for route in POSTS {
+        for field in field::fields(route) {
+            for name in [field.name.to_owned(), escaped(field.name)] {
+                let model = if field.rule == Rule::Model { "" } else { r#","model":"m""# };
+                let value = if field.rule == Rule::Model { "\"m\"" } else { "null" };
+                let body = format!(r#"{{"{name}":{value}{model}}}"#);
+                let outcome = sent(route, &Policy::default(), &body);
+                match field.rule {
+                    Rule::Refuse(_) => {
+                        let refusal = outcome.unwrap_err();
+                        assert_eq!(refusal.code(), "field_not_allowed", "{route:?} {body}");
+                        assert_eq!(refusal.field(), field.name);
+                    }
+                    rule => {
+                        let sent = parsed(&outcome.unwrap());
+                        let passes = !matches!(rule, Rule::Drop(_));
+                        assert_eq!(sent.get(field.name).is_some(), passes, "{route:?} {body}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// G5: what is not known is dropped, refused or let pass; in other letters a known field is not itself.
+#[test]
+fn unknown_fields_are_dropped_rejected_or_passed() {
+    let mut table = String::new();
+    for body in [
+        r#"{"model":"m","wibble":1}"#,
+        r#"{"model":"m","w\u0069bble":1}"#,
+        r#"{"model":"m","User":"u","mAx_tokens":5,"top_p":1}"#,
+        r#"{"model":"m","API_KEY":"sk"}"#,
+        r#"{"model":"m","stop_sequences":[]}"#,
+        r#"{"model":"m","uſer":"u"}"#,
+        r#"{"model":"m","":1,"a b":1,"a\nb":1}"#,
+        r#"{"model":"m","a-name-that-is-far-longer-than-the-sixty-four-bytes-that-are-kept-of-it":1}"#,
+        r#"{"model":"m","my_aws_key":1,"aws_anything":1}"#,
+    ] {
+        writeln!(table, "{body}").unwrap();
+        for unknown_fields in [UnknownFields::Drop, UnknownFields::Pass, UnknownFields::Reject] {
+            let policy = Policy { unknown_fields, ..Policy::default() };
+            let outcome = match sent(Route::ChatCompletions, &policy, body) {
+                Ok(sent) => sent,
+                Err(refusal) => format!("{}: {refusal}", refusal.code()),
+            };
+            writeln!(table, "  {unknown_fields:?}: {outcome}").unwrap();
+        }
+    }
+    assert_snapshot!(table, @r#"
+    {"model":"m","wibble":1}
+      Drop: {"model":"m"}
+      Pass: {"model":"m","wibble":1}
+      Reject: unknown_field: `wibble` is not a field that is known here; leave it out
+    {"model":"m","w\u0069bble":1}
+      Drop: {"model":"m"}
+      Pass: {"model":"m","wibble":1}
+      Reject: unknown_field: `wibble` is not a field that is known here; leave it out
+    {"model":"m","User":"u","mAx_tokens":5,"top_p":1}
+      Drop: {"model":"m","top_p":1}
+      Pass: {"model":"m","top_p":1}
+      Reject: unknown_field: `User` is not a field that is known here; leave it out
+    {"model":"m","API_KEY":"sk"}
+      Drop: field_not_allowed: `API_KEY` is not allowed, as it would choose the upstream or its credentials; leave it out
+      Pass: field_not_allowed: `API_KEY` is not allowed, as it would choose the upstream or its credentials; leave it out
+      Reject: field_not_allowed: `API_KEY` is not allowed, as it would choose the upstream or its credentials; leave it out
+    {"model":"m","stop_sequences":[]}
+      Drop: {"model":"m"}
+      Pass: {"model":"m"}
+      Reject: unknown_field: `stop_sequences` is not a field that is known here; leave it out
+    {"model":"m","uſer":"u"}
+      Drop: {"model":"m"}
+      Pass: {"model":"m"}
+      Reject: unknown_field: `u%C5%BFer` is not a field that is known here; leave it out
+    {"model":"m","":1,"a b":1,"a\nb":1}
+      Drop: {"model":"m"}
+      Pass: {"model":"m"}
+      Reject: unknown_field: `-` is not a field that is known here; leave it out
+    {"model":"m","a-name-that-is-far-longer-than-the-sixty-four-bytes-that-are-kept-of-it":1}
+      Drop: {"model":"m"}
+      Pass: {"model":"m"}
+      Reject: unknown_field: `a name over 64 bytes` is not a field that is known here; leave it out
+    {"model":"m","my_aws_key":1,"aws_anything":1}
+      Drop: field_not_allowed: `aws_anything` is not allowed, as it would choose the upstream or its credentials; leave it out
+      Pass: field_not_allowed: `aws_anything` is not allowed, as it would choose the upstream or its credentials; leave it out
+      Reject: unknown_field: `my_aws_key` is not a field that is known here; leave it out
+    "#);
+}
+
+/// G5: what was changed is told, for `explain` and the metrics.
+#[test]
+fn what_is_changed_is_told() {
+    let policy = Policy { aliases: [("m".into(), "x".into())].into(), ..Policy::default() };
+    let body = r#"{"us\u0065r":"u","model":"m","stream":true,"wibble\n":1,"store":true,"top_\u0070":1,"service_tier":"priority"}"#;
+    let call = admit_in(Route::ChatCompletions, &policy, frames(body.as_bytes(), 9)).unwrap();
+    let changes: Vec<_> = call
+        .changes
+        .iter()
+        .map(|change| format!("{} {}: {}", change.field, change.what.as_str(), change.why.text()))
+        .collect();
+    assert_snapshot!(changes.join("\n"), @r"
+    user dropped: who calls is said by the gateway
+    wibble%0A dropped: it is not a field that is known here
+    top_p overwritten: its name was written with escapes
+    service_tier dropped: it would change the price
+    model renamed: the upstream has its own name for the model
+    store overwritten: the provider may keep nothing, as `stored_state` is not granted
+    stream_options forced: a stream has to report what it used
+    ");
+    assert_snapshot!(String::from_utf8(concat(&call.into_body())).unwrap(), @r#"{"model":"x","stream":true,"store":false,"top_p":1,"stream_options":{"include_usage":true}}"#);
+}
+
+/// G6: the provider keeps nothing, where it would unless it is told and where it is asked to.
+#[test]
+fn answers_are_not_stored_unless_that_is_granted() {
+    let mut table = String::new();
+    let granted = Policy { capabilities: [Capability::StoredState].into(), ..Policy::default() };
+    for route in [Route::Responses, Route::ChatCompletions] {
+        for store in ["", r#","store":true"#, r#","store":null"#, r#","store":false"#] {
+            let body = format!(r#"{{"model":"m"{store}}}"#);
+            let not = sent(route, &Policy::default(), &body).unwrap();
+            let with = sent(route, &granted, &body).unwrap();
+            writeln!(table, "{:<16} {body:<28} {not:<28} {with}", route.name()).unwrap();
+        }
+    }
+    assert_snapshot!(table, @r#"
+    responses        {"model":"m"}                {"model":"m","store":false}  {"model":"m"}
+    responses        {"model":"m","store":true}   {"model":"m","store":false}  {"model":"m","store":true}
+    responses        {"model":"m","store":null}   {"model":"m","store":false}  {"model":"m","store":null}
+    responses        {"model":"m","store":false}  {"model":"m","store":false}  {"model":"m","store":false}
+    chat_completions {"model":"m"}                {"model":"m"}                {"model":"m"}
+    chat_completions {"model":"m","store":true}   {"model":"m","store":false}  {"model":"m","store":true}
+    chat_completions {"model":"m","store":null}   {"model":"m","store":null}   {"model":"m","store":null}
+    chat_completions {"model":"m","store":false}  {"model":"m","store":false}  {"model":"m","store":false}
+    "#);
+}
+
+/// G5: a field of the wrong kind is told, where the upstream might take it for something else.
+#[test]
+fn fields_have_the_kind_that_they_must_have() {
+    let mut table = String::new();
+    for (route, body) in [
+        (Route::ChatCompletions, r#"{"model":"m","messages":"hello"}"#),
+        (Route::ChatCompletions, r#"{"model":"m","tools":{"type":"web_search"}}"#),
+        (Route::Responses, r#"{"model":"m","input":{}}"#),
+        (Route::Responses, r#"{"model":"m","store":"no"}"#),
+        (Route::Messages, r#"{"model":"m","thinking":true}"#),
+    ] {
+        writeln!(table, "{body}: {}", sent(route, &Policy::default(), body).unwrap_err()).unwrap();
+    }
+    assert_snapshot!(table, @r#"
+    {"model":"m","messages":"hello"}: `messages` must be a list
+    {"model":"m","tools":{"type":"web_search"}}: `tools` must be a list
+    {"model":"m","input":{}}: `input` must be a text or a list
+    {"model":"m","store":"no"}: `store` must be true or false
+    {"model":"m","thinking":true}: `thinking` must be an object
+    "#);
+}
+
+proptest! {
+    /// G5: whichever fields are dropped, first, last or all but one, what goes up is JSON and equal to what
+    /// came without them.
+    #[test]
+    fn what_remains_is_what_came_without_what_was_dropped(
+        names in subsequence(NAMES, 0..=NAMES.len()).prop_shuffle(),
+        values in prop::collection::vec(generate::value(), NAMES.len()),
+        place in any::<Index>(),
+        space in select(&["", " ", "\n\t"][..]),
+        size in 1..60usize,
+    ) {
+        let mut members: Vec<_> =
+            names.iter().zip(&values).map(|(name, value)| format!("\"{name}\"{space}:{value}")).collect();
+        members.insert(place.index(members.len() + 1), r#""model": "m""#.to_owned());
+        let body = format!("{{{space}{}{space}}}", members.join(&format!("{space},{space}")));
+        prop_assume!(Scanner::new(Limits::default()).feed(body.as_bytes()).is_ok());
+
+        let call = admit_in(Route::Messages, &Policy::default(), frames(body.as_bytes(), size)).unwrap();
+        let mut expected = parsed(&body);
+        expected.as_object_mut().unwrap().retain(|name, _| PASSING.contains(&name.as_str()));
+        let dropped = names.len() + 1 - expected.as_object().unwrap().len();
+        let told = call.changes.iter().filter(|change| change.what.as_str() == "dropped").count();
+        prop_assert_eq!(told, dropped);
+        let sent = concat(&call.into_body());
+        prop_assert_eq!(serde_json::from_slice::<Value>(&sent).unwrap(), expected);
+        let plain = Scanner::new(Limits::default()).feed(&sent);
+        prop_assert!(plain.is_ok());
+    }
+
+    /// G5, G6, G9: whatever a body says, what goes up is JSON, has nothing that may not be there, and is what
+    /// came but for what is ours.
+    #[test]
+    fn what_goes_up_is_sound(
+        route in select(&POSTS[..]),
+        size in 0..100usize,
+        names in subsequence(ANY, 0..=ANY.len()).prop_shuffle(),
+        values in prop::collection::vec(sound_value(), ANY.len()),
+    ) {
+        let members = names.iter().zip(&values).map(|(name, value)| format!("\"{name}\":{value}"));
+        let body = format!("{{{}}}", members.collect::<Vec<_>>().join(","));
+        sound::check(route, size, body.as_bytes());
+    }
+
+    /// G5, G6: what becomes of a body does not depend on how it arrives.
+    #[test]
+    fn the_outcome_is_the_same_however_the_body_arrives(
+        route in select(&POSTS[..]),
+        names in subsequence(JUDGED, 0..=3),
+        values in prop::collection::vec(generate::value(), 3),
+    ) {
+        let members = names.iter().zip(&values).map(|(name, value)| format!(",\"{name}\":{value}"));
+        let body = format!(r#"{{"model":"m"{}}}"#, members.collect::<String>());
+        let outcome = |frames: Vec<Bytes>| -> Result<Vec<u8>, Option<Refusal>> {
+            let body = read(route, frames).map_err(|_| None)?;
+            Ok(concat(&admit(&Policy::default(), body).map_err(Some)?.into_body()))
+        };
+        let bytes = Bytes::from(body);
+        let whole = outcome(vec![bytes.clone()]);
+        for at in 0..bytes.len() {
+            prop_assert_eq!(&outcome(vec![bytes.slice(..at), bytes.slice(at..)]), &whole, "{}", at);
+        }
+    }
+}
+
+/// Values that fields often have, so that a body is now and then admitted.
+fn sound_value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        1 => generate::value(),
+        2 => select(&["null", "true", "false", "\"m\"", "[]", "{}", "5", "5000", "\"\""][..])
+            .prop_map(str::to_owned),
+        1 => Just(r#"{"type":"enabled","budget_tokens":4000}"#.to_owned()),
+    ]
+}
+
+/// The fields of the protocol alone.
+fn own(route: Route) -> impl Iterator<Item = Field> {
+    let everywhere = field::fields(Route::Models).count();
+    let all = field::fields(route).count();
+    field::fields(route).take(if route == Route::Models { all } else { all - everywhere })
+}
+
+fn fate(rule: Rule) -> String {
+    match rule {
+        Rule::Pass(shape) => format!("passes: {shape:?}"),
+        Rule::Needs(capability) => format!("needs {}", capability.name()),
+        Rule::Drop(why) => format!("dropped: {}", why.text()),
+        Rule::Refuse(why) => format!("refused: it {}", why.text()),
+        Rule::Store => "made false unless stored_state is granted".to_owned(),
+        rule => format!("read: {rule:?}"),
+    }
+}
+
+fn escaped(name: &str) -> String {
+    let (first, rest) = name.split_at(1);
+    format!("\\u{:04x}{rest}", first.as_bytes()[0])
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+const NAMES: &[&str] = &[
+    "user",
+    "met\\u0061data",
+    "wibble",
+    "",
+    "service_tier",
+    "temperature",
+    "\\u0074op_p",
+    "cache_control",
+    "output_config",
+    "a name that is longer than the sixty-four bytes that are kept of it, and then some",
+    "Temperature",
+];
+
+const PASSING: &[&str] = &["model", "temperature", "top_p", "cache_control", "output_config"];
+
+const ANY: &[&str] = &[
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "thinking",
+    "store",
+    "user",
+    "wibb\\u006ce",
+    "input",
+    "tools",
+    "temperatur\\u0065",
+];
+
+const JUDGED: &[&str] = &["messages", "tools", "input", "system", "prompt", "store", "to\\u006fls"];

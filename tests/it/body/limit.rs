@@ -1,0 +1,174 @@
+//! Changes that later stages make to a call: its output is limited, its model is another.
+
+use std::fmt::Write;
+
+use cogni_gateway::body::Call;
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::protocol::Route;
+use insta::assert_snapshot;
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::{admitted, concat};
+
+/// G9: the upstream is told to stop where the budget does, in each protocol's words.
+#[test]
+fn the_output_is_limited_in_each_protocols_words() {
+    use Route::{ChatCompletions, Completions, CountTokens, Embeddings, Messages, Responses};
+    let mut table = String::new();
+    for (route, body) in [
+        (ChatCompletions, r#"{"model":"m"}"#),
+        (ChatCompletions, r#"{"model":"m","max_tokens":5}"#),
+        (ChatCompletions, r#"{"model":"m","max_tokens":2000}"#),
+        (ChatCompletions, r#"{"model":"m","max_tokens":1000}"#),
+        (ChatCompletions, r#"{"max_tokens":5,"model":"m","max_completion_tokens":9000,"n":3}"#),
+        (ChatCompletions, r#"{"max_tokens":null,"model":"m","max_completion_tokens":9000}"#),
+        (ChatCompletions, r#"{"max_tokens":null,"model":"m","max_completion_tokens":null}"#),
+        (ChatCompletions, r#"{ "model" : "m" , "stream" : true }"#),
+        (Completions, r#"{"model":"m"}"#),
+        (Responses, r#"{"model":"m"}"#),
+        (Messages, r#"{"model":"m","max_tokens":32000}"#),
+        (CountTokens, r#"{"model":"m"}"#),
+        (Embeddings, r#"{"model":"m"}"#),
+    ] {
+        writeln!(table, "{route:?} {body}\n  {}", limited(route, body, &[1000])).unwrap();
+    }
+    assert_snapshot!(table, @r#"
+    ChatCompletions {"model":"m"}
+      {"model":"m","max_completion_tokens":1000}  [max_completion_tokens forced (budget)]
+    ChatCompletions {"model":"m","max_tokens":5}
+      {"model":"m","max_tokens":5}  []
+    ChatCompletions {"model":"m","max_tokens":2000}
+      {"model":"m","max_tokens":1000}  [max_tokens clamped (budget)]
+    ChatCompletions {"model":"m","max_tokens":1000}
+      {"model":"m","max_tokens":1000}  []
+    ChatCompletions {"max_tokens":5,"model":"m","max_completion_tokens":9000,"n":3}
+      {"max_tokens":5,"model":"m","max_completion_tokens":1000,"n":3}  [max_completion_tokens clamped (budget)]
+    ChatCompletions {"max_tokens":null,"model":"m","max_completion_tokens":9000}
+      {"max_tokens":null,"model":"m","max_completion_tokens":1000}  [max_completion_tokens clamped (budget)]
+    ChatCompletions {"max_tokens":null,"model":"m","max_completion_tokens":null}
+      {"max_tokens":1000,"model":"m","max_completion_tokens":null}  [max_tokens clamped (budget)]
+    ChatCompletions { "model" : "m" , "stream" : true }
+      { "model" : "m" , "stream" : true,"stream_options":{"include_usage":true},"max_completion_tokens":1000 }  [stream_options forced (usage), max_completion_tokens forced (budget)]
+    Completions {"model":"m"}
+      {"model":"m","max_tokens":1000}  [max_tokens forced (budget)]
+    Responses {"model":"m"}
+      {"model":"m","store":false,"max_output_tokens":1000}  [store forced (storage), max_output_tokens forced (budget)]
+    Messages {"model":"m","max_tokens":32000}
+      {"model":"m","max_tokens":1000}  [max_tokens clamped (budget)]
+    CountTokens {"model":"m"}
+      {"model":"m"}  []
+    Embeddings {"model":"m"}
+      {"model":"m"}  []
+    "#);
+}
+
+/// G9: Anthropic refuses to think more than it may write, or less than 1,024 tokens.
+#[test]
+fn thinking_is_kept_below_the_limit() {
+    let mut table = String::new();
+    for (limit, thinking) in [
+        (4000, r#"{"type":"enabled","budget_tokens":3999}"#),
+        (4000, r#"{"type":"enabled","budget_tokens":4000}"#),
+        (1025, r#"{ "budget_tokens" : 31999 , "type":"enabled"}"#),
+        (1024, r#"{"type":"enabled","budget_tokens":31999}"#),
+        (1024, r#"{"type":"enabled","budget_tokens":"many"}"#),
+        (1024, r#"{"type":"adaptive"}"#),
+        (1024, "null"),
+    ] {
+        for body in [
+            format!(r#"{{"model":"m","thinking":{thinking},"max_tokens":32000}}"#),
+            format!(r#"{{"model":"m","max_tokens":32000,"thinking":{thinking}}}"#),
+        ] {
+            let sent = limited(Route::Messages, &body, &[limit]);
+            writeln!(table, "{limit} {body}\n  {sent}").unwrap();
+        }
+    }
+    assert_snapshot!(table, @r#"
+    4000 {"model":"m","thinking":{"type":"enabled","budget_tokens":3999},"max_tokens":32000}
+      {"model":"m","thinking":{"type":"enabled","budget_tokens":3999},"max_tokens":4000}  [max_tokens clamped (budget)]
+    4000 {"model":"m","max_tokens":32000,"thinking":{"type":"enabled","budget_tokens":3999}}
+      {"model":"m","max_tokens":4000,"thinking":{"type":"enabled","budget_tokens":3999}}  [max_tokens clamped (budget)]
+    4000 {"model":"m","thinking":{"type":"enabled","budget_tokens":4000},"max_tokens":32000}
+      {"model":"m","thinking":{"type":"enabled","budget_tokens":3999},"max_tokens":4000}  [max_tokens clamped (budget), thinking clamped (budget)]
+    4000 {"model":"m","max_tokens":32000,"thinking":{"type":"enabled","budget_tokens":4000}}
+      {"model":"m","max_tokens":4000,"thinking":{"type":"enabled","budget_tokens":3999}}  [max_tokens clamped (budget), thinking clamped (budget)]
+    1025 {"model":"m","thinking":{ "budget_tokens" : 31999 , "type":"enabled"},"max_tokens":32000}
+      {"model":"m","thinking":{ "budget_tokens" : 1024 , "type":"enabled"},"max_tokens":1025}  [max_tokens clamped (budget), thinking clamped (budget)]
+    1025 {"model":"m","max_tokens":32000,"thinking":{ "budget_tokens" : 31999 , "type":"enabled"}}
+      {"model":"m","max_tokens":1025,"thinking":{ "budget_tokens" : 1024 , "type":"enabled"}}  [max_tokens clamped (budget), thinking clamped (budget)]
+    1024 {"model":"m","thinking":{"type":"enabled","budget_tokens":31999},"max_tokens":32000}
+      {"model":"m","max_tokens":1024}  [max_tokens clamped (budget), thinking dropped (budget)]
+    1024 {"model":"m","max_tokens":32000,"thinking":{"type":"enabled","budget_tokens":31999}}
+      {"model":"m","max_tokens":1024}  [max_tokens clamped (budget), thinking dropped (budget)]
+    1024 {"model":"m","thinking":{"type":"enabled","budget_tokens":"many"},"max_tokens":32000}
+      {"model":"m","max_tokens":1024}  [max_tokens clamped (budget), thinking dropped (budget)]
+    1024 {"model":"m","max_tokens":32000,"thinking":{"type":"enabled","budget_tokens":"many"}}
+      {"model":"m","max_tokens":1024}  [max_tokens clamped (budget), thinking dropped (budget)]
+    1024 {"model":"m","thinking":{"type":"adaptive"},"max_tokens":32000}
+      {"model":"m","thinking":{"type":"adaptive"},"max_tokens":1024}  [max_tokens clamped (budget)]
+    1024 {"model":"m","max_tokens":32000,"thinking":{"type":"adaptive"}}
+      {"model":"m","max_tokens":1024,"thinking":{"type":"adaptive"}}  [max_tokens clamped (budget)]
+    1024 {"model":"m","thinking":null,"max_tokens":32000}
+      {"model":"m","thinking":null,"max_tokens":1024}  [max_tokens clamped (budget)]
+    1024 {"model":"m","max_tokens":32000,"thinking":null}
+      {"model":"m","max_tokens":1024,"thinking":null}  [max_tokens clamped (budget)]
+    "#);
+}
+
+/// G13: a later stage may decide for another model, whatever an alias said before.
+#[test]
+fn a_model_may_be_renamed_until_the_call_is_sent() {
+    let mut call = admitted(Route::Messages, r#"{"model":"m","max_tokens":9}"#);
+    call.rename_model("first");
+    call.rename_model("se\"cond");
+    assert_eq!(call.model.as_deref(), Some("se\"cond"));
+    assert_eq!(changes(&call), "model renamed (alias)");
+    assert_eq!(concat(&call.into_body()), br#"{"model":"se\"cond","max_tokens":9}"#);
+}
+
+/// On a route without a body there is nothing to change.
+#[test]
+fn a_call_without_a_body_has_nothing_to_limit() {
+    let mut call = Call::default();
+    call.limit_output(Tokens(5));
+    call.rename_model("m");
+    assert_eq!((call.requested_output, call.model.as_deref()), (None, None));
+    assert!(call.into_body().is_empty());
+}
+
+proptest! {
+    /// G9: whatever is asked for and however often it is limited, the least counts.
+    #[test]
+    fn the_least_limit_counts(asked in prop::option::of(0..5000u64), limits in prop::collection::vec(1..5000u64, 1..4)) {
+        let field = asked.map_or_else(String::new, |asked| format!(r#","max_output_tokens":{asked}"#));
+        let body = format!(r#"{{"model":"m"{field},"input":"max_output_tokens"}}"#);
+        let mut call = admitted(Route::Responses, &body);
+        for limit in &limits {
+            call.limit_output(Tokens(*limit));
+        }
+        let least = limits.iter().copied().chain(asked).min();
+        prop_assert_eq!(call.output(), least.map(Tokens));
+        let sent: Value = serde_json::from_slice(&concat(&call.into_body())).unwrap();
+        prop_assert_eq!(sent["max_output_tokens"].as_u64(), least);
+        prop_assert_eq!(&sent["input"], "max_output_tokens");
+    }
+}
+
+fn limited(route: Route, body: &str, limits: &[u64]) -> String {
+    let mut call = admitted(route, body);
+    for limit in limits {
+        call.limit_output(Tokens(*limit));
+    }
+    let changes = changes(&call);
+    let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+    serde_json::from_str::<Value>(&sent).unwrap();
+    format!("{sent}  [{changes}]")
+}
+
+fn changes(call: &Call) -> String {
+    let changes = call.changes.iter().map(|change| {
+        format!("{} {} ({})", change.field, change.what.as_str(), change.why.as_str())
+    });
+    changes.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,42 @@
+//! R4: `cogni-init` as the first process of real containers, in images that know nothing of it.
+
+use super::deployment::{Deployment, Proxy, RUN};
+use crate::support::engine;
+
+/// R4: any image; busybox alone, with no network, no privilege and nothing to write to.
+#[test]
+fn an_image_of_busybox_alone_reaches_the_gateway() {
+    let deployment = Deployment::start(Proxy::Gateway);
+    let health = ["busybox", "wget", "-qO-", "http://127.0.0.1:8080/health"];
+    let sandbox = deployment.sandbox(engine::BUSYBOX, &[&["--"], &health[..]].concat());
+    assert_eq!(sandbox.wait(), 0, "{}", sandbox.logs());
+    assert!(sandbox.logs().contains(RUN), "{}", sandbox.logs());
+}
+
+/// R4: no shell, no libc, no file but the agent's own.
+#[test]
+fn an_image_of_one_program_starts() {
+    let deployment = Deployment::start(Proxy::Gateway);
+    let sandbox = deployment.sandbox(engine::GATEWAY, &["--", "/cogni-gateway", "--version"]);
+    assert_eq!(sandbox.wait(), 0, "{}", sandbox.logs());
+    assert!(sandbox.logs().starts_with("cogni-gateway "), "{}", sandbox.logs());
+}
+
+/// R3: the first process has the agent's uid, and is closed to it all the same; R4: as signals and exit codes show.
+#[test]
+fn the_first_process_is_closed_to_the_agent() {
+    let deployment = Deployment::start(Proxy::Gateway);
+    let script = "
+        readlink /proc/1/exe; cat /proc/1/environ; (echo > /proc/1/mem); ls /proc/1/fd/
+        kill -KILL 1; kill -STOP 1
+        trap 'exit 42' TERM; echo ready; sleep 1000 & wait";
+    let sandbox = deployment.sandbox(engine::BUSYBOX, &["--", "sh", "-c", script]);
+    crate::support::process::patience(|| sandbox.logs().contains("ready"), || sandbox.logs());
+    sandbox.kill("TERM");
+    assert_eq!(sandbox.wait(), 42, "{}", sandbox.logs());
+    let said = sandbox.logs();
+    let refused =
+        said.lines().filter(|line| line.to_lowercase().contains("permission denied")).count();
+    // `readlink` of busybox says nothing, and fails.
+    assert_eq!((refused, said.contains("cogni-init")), (3, false), "{said}");
+}

@@ -1,0 +1,179 @@
+//! `explain` and a served run, side by side: the same outcome, and the same bytes upstream.
+
+use std::sync::Arc;
+
+use cogni_gateway::app::compile;
+use cogni_gateway::budget::{Ledger, Past, Tokens};
+use cogni_gateway::cli::explain::asked::Asked;
+use cogni_gateway::cli::explain::explanation::{Case, Explanation, Outcome};
+use cogni_gateway::config::Config;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
+
+use crate::support::app::{TestApp, configuration};
+
+/// G13: whatever is asked, what is explained is what is done.
+#[tokio::test]
+async fn what_is_explained_is_what_is_done() {
+    let app = TestApp::with(configure).await;
+    let mut config = configuration("/nowhere".as_ref(), app.upstream.addr);
+    configure(&mut config);
+    let mut runner = TestRunner::deterministic();
+    let random = (0..96).map(|_| request().new_tree(&mut runner).unwrap().current());
+    let (mut admitted, mut refused) = (0, 0);
+    for request in handpicked().into_iter().chain(random) {
+        match same(&app, &config, &request).await {
+            Outcome::Admitted => admitted += 1,
+            _ => refused += 1,
+        }
+    }
+    assert!(admitted > 20 && refused > 20, "{admitted} and {refused}: a test of half the cases");
+    app.stop().await;
+}
+
+async fn same(app: &TestApp, config: &Config, request: &str) -> Outcome {
+    let before = app.upstream.seen.count();
+    let answer = app.client().raw(request.as_bytes()).await;
+    let explained = explain(config, request);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
+    if let Some(refusal) = &explained.refusal {
+        assert_eq!(refusal.status, status, "{request}\n{answer}");
+        let body: Value = serde_json::from_str(body).unwrap();
+        // What is not served is told in fewer words.
+        if body["error"].is_object() {
+            assert_eq!(body["error"]["code"], refusal.code, "{request}");
+            assert_eq!(body["error"]["message"], refusal.message, "{request}");
+        }
+        assert_eq!(app.upstream.seen.count(), before, "{request}");
+        return Outcome::Refused;
+    }
+    assert_eq!(status, 200, "{request}\n{answer}");
+    if explained.outcome == Outcome::Admitted {
+        assert_eq!(app.upstream.seen.count(), before + 1, "{request}");
+        let seen = app.upstream.seen.last().unwrap();
+        let upstream = explained.upstream.unwrap();
+        let (head, body) = upstream.split_once("\n\n").unwrap();
+        assert_eq!(body, seen.text.unwrap_or_default(), "{request}");
+        let mut sent: Vec<_> = seen
+            .headers
+            .iter()
+            .map(|(name, value)| match name.as_str() {
+                "authorization" => format!("{name}: [secret]"),
+                "x-litellm-call-id" => format!("{name}: [id of the request]"),
+                _ => format!("{name}: {value}"),
+            })
+            .collect();
+        sent.push(format!("{} {} HTTP/1.1", seen.method, seen.path));
+        let mut told: Vec<_> = head.lines().map(str::to_owned).collect();
+        sent.sort();
+        told.sort();
+        assert_eq!(told, sent, "{request}");
+    }
+    explained.outcome
+}
+
+fn explain(config: &Config, request: &str) -> Explanation {
+    let asked = Asked::read(request.as_bytes().to_vec(), None).unwrap();
+    let policy = compile(config).unwrap();
+    let ledger = Arc::new(Ledger::new(config.budget.clone(), Past::default()));
+    Explanation::of(&Case { config, policy: &policy, ledger: &ledger }, asked)
+}
+
+/// A run with something of each kind to judge by.
+fn configure(config: &mut Config) {
+    config.policy.max_body_bytes = 4000;
+    config.policy.body.models = ["fake", "fake/output=3", "real", "opus"].map(str::to_owned).into();
+    config.policy.body.aliases = [("real".to_owned(), "fake/output=2".to_owned())].into();
+    config.budget.max_output_tokens = Some(Tokens(1 << 40));
+    config.policy.rules = toml::from_str::<Config>(
+        "
+        [[policy.rules]]
+        name = 'no-opus'
+        when = \"request.model == 'opus'\"
+        refuse = 'no opus'
+        [[policy.rules]]
+        name = 'short'
+        when = 'request.stream || request.max_output_tokens > 100'
+        max_output_tokens = 50
+        headers = { x-short = 'yes' }
+        ",
+    )
+    .unwrap()
+    .policy
+    .rules;
+}
+
+fn handpicked() -> Vec<String> {
+    let mut requests = vec![
+        "GET /v1/models HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(),
+        "GET /v1/model HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(),
+        "GET /v1/messages HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(),
+        http("/v1/messages?beta=true", "text/plain", "{}"),
+        http("/v1/messages?beta=true", "application/json", &body("fake")),
+        http("/v1/messages?beta=false", "application/json; charset=utf-8", &body("real")),
+        http("/v1//messages", "application/json", &body("fake")),
+        http("/v1/responses", "application/json", &body("opus")),
+        http("/v1/chat/completions", "application/json", ""),
+        http("/v1/chat/completions", "application/json", &"[".repeat(100)),
+        http("/v1/chat/completions", "application/json", &" ".repeat(4001)),
+    ];
+    requests.push(requests[4].replacen("\r\n", "\r\nx-litellm-tags: a\r\naccept: x\r\n", 1));
+    requests
+}
+
+fn body(model: &str) -> String {
+    json!({"model": model, "messages": [], "input": "x"}).to_string()
+}
+
+fn http(path: &str, content_type: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// Calls of every route, with fields that pass, change, are limited or are refused.
+fn request() -> impl Strategy<Value = String> {
+    let path = prop::sample::select(vec![
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+    ]);
+    let model = prop::sample::select(vec!["fake", "fake/output=3", "real", "opus", "other"]);
+    (path, model, prop::collection::vec(prop::sample::select(fields()), 0..4)).prop_map(
+        |(path, model, fields)| {
+            let mut body = json!({"model": model, "messages": [], "input": "x", "prompt": "x"});
+            for (name, value) in fields {
+                body[name] = value;
+            }
+            http(path, "application/json", &body.to_string())
+        },
+    )
+}
+
+fn fields() -> Vec<(&'static str, Value)> {
+    vec![
+        ("stream", json!(true)),
+        ("stream", json!(false)),
+        ("stream_options", json!({"include_usage": false})),
+        ("max_tokens", json!(5)),
+        ("max_tokens", json!(100_000)),
+        ("max_completion_tokens", json!(101)),
+        ("max_output_tokens", json!(7)),
+        ("max_tokens", json!("many")),
+        ("n", json!(2)),
+        ("user", json!("attacker")),
+        ("metadata", json!({"user_id": "attacker"})),
+        ("api_key", json!("sk-attacker")),
+        ("temperature", json!(0.5)),
+        ("no_such_field", json!([1, {"a": null}])),
+        ("tools", json!([{"type": "web_search_20250305", "name": "web_search"}])),
+        ("store", json!(true)),
+    ]
+}

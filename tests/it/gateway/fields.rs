@@ -1,0 +1,201 @@
+//! G5, G6: what reaches the provider of a body that says more than it may.
+
+use cogni_gateway::body::Capability;
+use serde_json::{Value, json};
+
+use crate::metrics::scrape;
+use crate::support::app::TestApp;
+use crate::support::client;
+
+/// G5: nothing that a client says about itself, the upstream or the price reaches the provider, on any
+/// protocol; what it says in good faith costs it nothing.
+#[tokio::test]
+async fn what_a_body_says_beside_its_request_does_not_reach_the_provider() {
+    let app = TestApp::start().await;
+    for (path, own) in PATHS {
+        for lie in DROPPED {
+            let body = format!(r#"{{{lie},"model":"m","max_tokens":9,{own}}}"#);
+            let response = post(&app, path, body).await;
+            assert_eq!(response.status, 200, "{path} {lie}: {}", response.text());
+            let sent = app.upstream.seen.last().unwrap().text.unwrap();
+            assert!(!sent.contains("attacker"), "{path} {lie}: {sent}");
+        }
+    }
+    app.stop().await;
+}
+
+/// G5: what only an attack or a mistake would say is refused, in the protocol's shape, and recorded.
+#[tokio::test]
+async fn what_a_body_may_not_say_is_refused_and_recorded() {
+    let app = TestApp::start().await;
+    for (path, own) in PATHS {
+        for lie in REFUSED {
+            let response = post(&app, path, format!(r#"{{"model":"m",{own},{lie}}}"#)).await;
+            assert_eq!(response.status, 400, "{path} {lie}");
+            assert_eq!(response.header("x-should-retry"), Some("false"));
+            let error = &response.json()["error"];
+            assert_eq!(error["code"], "field_not_allowed", "{path} {lie}");
+            let field = lie.split('"').nth(1).unwrap().replace("\\u0069", "i");
+            assert!(error["message"].as_str().unwrap().contains(&field), "{error}");
+            assert!(error["param"].is_null() || error["param"] == field, "{error}");
+        }
+    }
+    assert_eq!(app.upstream.seen.count(), 0);
+    let records = app.stop().await;
+    let refused = records.iter().filter(|record| record["event"] == "request.refused");
+    assert!(refused.clone().count() >= REFUSED.len());
+    assert!(refused.clone().all(|record| record["code"] == "field_not_allowed"));
+}
+
+/// G6, G10: a capability is refused until it is granted; then the request goes up as it came.
+#[tokio::test]
+async fn a_capability_is_refused_until_it_is_granted() {
+    let body = json!({
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [{"type": "web_search_20991231", "name": "web_search"}],
+    });
+    let app = TestApp::start().await;
+    let response = app.client().post("/v1/messages", &body).await;
+    assert_eq!(response.status, 403);
+    insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"capability_not_granted","message":"`tools` needs `web_search` (`web_search_20991231`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`","type":"permission_error"},"type":"error"}"#);
+    assert_eq!(app.upstream.seen.count(), 0);
+    let response = app.client().post("/v1/chat/completions", &body).await;
+    insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"capability_not_granted","message":"`tools` needs `web_search` (`web_search_20991231`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`","param":"tools","type":"permission_error"}}"#);
+    app.stop().await;
+
+    let app = TestApp::with(|config| {
+        config.policy.body.capabilities = [Capability::WebSearch].into();
+    })
+    .await;
+    let response = app.client().post("/v1/messages", &body).await;
+    assert_eq!(response.status, 200);
+    assert_eq!(app.upstream.seen.last().unwrap().body.as_ref(), Some(&body));
+    app.stop().await;
+}
+
+/// G5, G12: dropped fields are counted by why, never by the client's words.
+#[tokio::test]
+async fn dropped_fields_are_counted() {
+    let app = TestApp::with(|config| {
+        config.metrics.address = Some(([127, 0, 0, 1], 0).into());
+    })
+    .await;
+    let body = json!({"model": "m", "user": "u", "metadata": {}, "wibble": 1, "temperature": 1});
+    for _ in 0..2 {
+        assert_eq!(app.client().post("/v1/chat/completions", &body).await.status, 200);
+    }
+    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let counted: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("cogni_gateway_dropped_fields_total{"))
+        .collect();
+    insta::assert_snapshot!(counted.join("\n"), @r#"
+    cogni_gateway_dropped_fields_total{reason="attribution",route="chat_completions"} 4
+    cogni_gateway_dropped_fields_total{reason="unknown",route="chat_completions"} 2
+    "#);
+    app.stop().await;
+}
+
+/// G5, G6: what today's clients send passes unharmed but for what is ours to say: each file holds what is
+/// sent, and what is left out of it.
+#[tokio::test]
+async fn what_real_clients_send_passes_unharmed() {
+    let app = TestApp::start().await;
+    for (name, text) in CLIENTS {
+        let client: Value = serde_json::from_str(text).unwrap();
+        let (path, body) = (client["path"].as_str().unwrap(), &client["body"]);
+        let response = app.client().post(path, body).await;
+        assert_eq!(response.status, 200, "{name}: {}", response.text());
+        let mut expected = body.clone();
+        let changes = client["changes"].as_object().unwrap();
+        for (field, value) in changes {
+            match value {
+                Value::Null => drop(expected.as_object_mut().unwrap().remove(field)),
+                value => expected[field] = value.clone(),
+            }
+        }
+        assert_eq!(app.upstream.seen.last().unwrap().body, Some(expected), "{name}");
+    }
+    app.stop().await;
+}
+
+async fn post(app: &TestApp, path: &str, body: String) -> client::Response {
+    let request = http::Request::post(path)
+        .header("host", "localhost")
+        .header("content-type", "application/json")
+        .body(http_body_util::Full::from(body))
+        .unwrap();
+    app.client().send(request).await
+}
+
+/// Where a body may be sent, and what it needs there.
+const PATHS: &[(&str, &str)] = &[
+    ("/v1/chat/completions", r#""messages":[{"role":"user","content":"hello"}]"#),
+    ("/v1/completions", r#""prompt":"hello""#),
+    ("/v1/responses", r#""input":"hello""#),
+    ("/v1/messages", r#""messages":[{"role":"user","content":"hello"}]"#),
+    ("/v1/messages/count_tokens", r#""messages":[{"role":"user","content":"hello"}]"#),
+    ("/v1/embeddings", r#""input":"hello""#),
+];
+
+const DROPPED: &[&str] = &[
+    r#""user":"attacker""#,
+    r#""us\u0065r":"attacker""#,
+    r#""USER":"attacker""#,
+    r#""metadata":{"user_id":"attacker","tags":["attacker"]}"#,
+    r#""metadata":"{\"user_id\":\"attacker\"}""#,
+    r#""safety_identifier":"attacker""#,
+    r#""litellm_metadata":{"user":"attacker","spend_logs_metadata":{"run":"attacker"}}"#,
+    r#""litellm_session_id":"attacker","litellm_trace_id":"attacker""#,
+    r#""tags":["attacker"]"#,
+    r#""client_metadata":{"who":"attacker"}"#,
+    r#""service_tier":"attacker""#,
+    r#""speed":"attacker""#,
+    r#""provider":{"order":["attacker"]},"models":["attacker"]"#,
+    r#""betas":["attacker"],"anthropic_beta":["attacker"]"#,
+    r#""wibble":"attacker""#,
+    r#""attacker":1"#,
+];
+
+const REFUSED: &[&str] = &[
+    r#""api_key":"sk-attacker""#,
+    r#""ap\u0069_key":"sk-attacker""#,
+    r#""extra_headers":{"authorization":"Bearer sk-attacker"}"#,
+    r#""headers":{"x-api-key":"sk-attacker"}"#,
+    r#""extra_body":{"api_base":"http://attacker"}"#,
+    r#""api_base":"http://attacker""#,
+    r#""base_url":"http://attacker""#,
+    r#""organization":"attacker""#,
+    r#""user_config":{}"#,
+    r#""model_list":[]"#,
+    r#""aws_role_name":"attacker""#,
+    r#""vertex_credentials":"attacker""#,
+    r#""azure_ad_token":"attacker""#,
+    r#""input_cost_per_token":0"#,
+    r#""cache_read_input_token_cost":0"#,
+    r#""mock_response":"attacker""#,
+    r#""no-log":true"#,
+    r#""fallbacks":["attacker"]"#,
+    r#""context_window_fallbacks":[]"#,
+    r#""router_settings_override":{}"#,
+    r#""num_retries":9"#,
+    r#""timeout":9"#,
+    r#""guardrails":[]"#,
+    r#""cache":{"no-cache":true}"#,
+    r#""drop_params":true"#,
+    r#""allowed_openai_params":["attacker"]"#,
+    r#""success_callback":["attacker"]"#,
+    r#""langfuse_host":"http://attacker""#,
+    r#""litellm_call_id":"attacker""#,
+];
+
+const CLIENTS: &[(&str, &str)] = &[
+    ("openai_chat", include_str!("../../fixtures/clients/openai_chat.json")),
+    ("openai_responses", include_str!("../../fixtures/clients/openai_responses.json")),
+    ("anthropic_messages", include_str!("../../fixtures/clients/anthropic_messages.json")),
+    ("claude_code", include_str!("../../fixtures/clients/claude_code.json")),
+    ("codex", include_str!("../../fixtures/clients/codex.json")),
+    ("pi", include_str!("../../fixtures/clients/pi.json")),
+];

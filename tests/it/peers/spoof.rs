@@ -1,0 +1,165 @@
+//! What an agent says over its gateway's head, told to a real LiteLLM: none of it arrives.
+//!
+//! Each lie of `tests/peers/spoof.toml` is a request on each route. LiteLLM's callback and the provider
+//! behind it write down all they see, and what they see of a lie has to be what they see of an honest
+//! request.
+
+mod cell;
+mod witness;
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use self::cell::{Cell, Expect, Lies, MARK, Route};
+use self::witness::Witness;
+use super::parse_lines;
+use super::place::{Litellm, Place, provider};
+use crate::support::client::Client;
+
+/// G3, G4, G5, G6: headers, members of the body, duplicate keys and paths, on every route.
+#[tokio::test]
+async fn nothing_an_attacker_says_arrives() {
+    let lies = Lies::read();
+    let litellm = Litellm::start();
+    let place = Place::start(&litellm.address, &[("MODELS", "gpt,claude")]);
+    let client = Client::new(&place.socket());
+
+    let mut honest = vec![];
+    for route in Route::ALL.into_iter().filter(|route| route.is_witnessed()) {
+        let pair = [client.raw(&route.honest()).await, client.raw(&route.honest()).await];
+        honest.push((route, pair.map(|answer| call_of(&answer).unwrap())));
+    }
+    let (mut wrong, mut served) = (vec![], vec![]);
+    for cell in lies.cells() {
+        let answer = client.raw(&cell.bytes).await;
+        match is_served(&cell, &answer) {
+            Ok(true) => served.push((call_of(&answer), cell)),
+            Ok(false) => {}
+            Err(complaint) => wrong.push(complaint),
+        }
+    }
+    for target in &lies.targets {
+        let answer = client.raw(format!("{target} HTTP/1.1\r\n{CLOSE}\r\n").as_bytes()).await;
+        if !["HTTP/1.1 404 ", "HTTP/1.1 400 "].iter().any(|refused| answer.starts_with(refused)) {
+            wrong.push(format!("{target}: {answer}"));
+        }
+    }
+
+    let records = place.ends_with_a_whole_record();
+    let witness = Witness::of(&litellm, served.len() + 2 * honest.len());
+    for (route, [call, again]) in &honest {
+        witness.knows_the_truth(call);
+        let cells = served.iter().filter(|(_, cell)| cell.route == *route);
+        for (lied, cell) in cells {
+            wrong.extend(witness.difference([call, again], lied.as_deref(), cell));
+        }
+    }
+    wrong.extend(unrecorded(&records, &served));
+    wrong.extend(marked(&litellm, &served));
+    wrong.extend(with_other_credentials(&litellm.forwarded()));
+    wrong.extend(unlisted(&litellm.said()));
+    assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// G4: a list of models is asked for in our name, whatever the client says of itself.
+#[tokio::test]
+async fn the_models_are_asked_for_in_our_name() {
+    let provider = provider("");
+    let place = Place::start(&provider.address, &[]);
+    let client = Client::new(&place.socket());
+    for lie in Lies::read().headers() {
+        let head =
+            format!("GET /v1/models?key={MARK}0#{MARK}0 HTTP/1.1\r\n{CLOSE}{lie}: {MARK}0\r\n\r\n");
+        assert!(client.raw(head.as_bytes()).await.starts_with("HTTP/1.1 200 "), "{lie}");
+    }
+    let seen = super::place::get(&format!("http://{}/_seen", provider.address));
+    assert!(seen.contains("x-litellm-end-user-id") && !seen.contains(MARK), "{seen}");
+}
+
+/// Whether a request went upstream; a complaint if that is not as it should be.
+fn is_served(cell: &Cell, answer: &str) -> Result<bool, String> {
+    let head = answer.split("\r\n\r\n").next().unwrap_or_default();
+    let is_refused = head.starts_with("HTTP/1.1 4") && head.contains("x-should-retry: false");
+    let is_served = head.starts_with("HTTP/1.1 200 ");
+    match cell.expect {
+        Expect::Served | Expect::Either if is_served => Ok(true),
+        Expect::Refused | Expect::Either if is_refused => Ok(false),
+        _ => Err(format!("{cell}: it should be {:?}: {answer}", cell.expect)),
+    }
+}
+
+/// LiteLLM's id of a call, from the answer's head.
+fn call_of(answer: &str) -> Option<String> {
+    let id = answer.lines().find_map(|line| line.strip_prefix("x-litellm-call-id: "));
+    id.map(str::to_owned)
+}
+
+/// G11: calls of which LiteLLM knows another id than our records.
+fn unrecorded(records: &[Value], served: &[(Option<String>, Cell)]) -> Vec<String> {
+    let admitted: BTreeSet<_> = records
+        .iter()
+        .filter(|record| record["event"] == "request.admitted")
+        .map(|record| record["request"].as_str().unwrap())
+        .collect();
+    let strange = served
+        .iter()
+        .filter(|(call, _)| call.as_ref().is_some_and(|call| !admitted.contains(call.as_str())));
+    strange.map(|(call, cell)| format!("{cell}: LiteLLM knows it as {call:?}")).collect()
+}
+
+/// Lies whose mark stands anywhere in what LiteLLM or the provider behind it saw.
+fn marked(litellm: &Litellm, served: &[(Option<String>, Cell)]) -> BTreeSet<String> {
+    let saw = [
+        ("LiteLLM", litellm.witnessed()),
+        ("LiteLLM's log", litellm.said()),
+        ("the provider", litellm.forwarded()),
+    ];
+    let mut marked = BTreeSet::new();
+    for (who, text) in &saw {
+        for (at, _) in text.match_indices(MARK) {
+            let mark = text.get(at..at + MARK.len() + 4).unwrap_or_default();
+            let known = served.iter().find(|(_, cell)| cell.mark == mark);
+            marked.insert(match known {
+                Some((_, cell)) => format!("{cell}: {who} saw it"),
+                None => format!("{mark}, which was refused: {who} saw it"),
+            });
+        }
+    }
+    marked
+}
+
+/// Requests that reached the provider with anything but LiteLLM's own keys.
+fn with_other_credentials(forwarded: &str) -> BTreeSet<String> {
+    let mut strange = BTreeSet::new();
+    for request in parse_lines(forwarded) {
+        let named = |header: &&Value| {
+            ["authorization", "x-api-key", "api-key"].contains(&header[0].as_str().unwrap())
+        };
+        let keys: Vec<_> = request["headers"].as_array().unwrap().iter().filter(named).collect();
+        let keys = serde_json::to_string(&keys).unwrap();
+        if ![
+            r#"[["authorization","Bearer sk-provider-gpt"]]"#,
+            r#"[["x-api-key","sk-provider-claude"]]"#,
+        ]
+        .contains(&keys.as_str())
+        {
+            strange.insert(format!("{}: the provider was shown {keys}", request["path"]));
+        }
+    }
+    strange
+}
+
+/// Requests in LiteLLM's own log that are none of ours, or that it did not serve.
+fn unlisted(said: &str) -> BTreeSet<String> {
+    let ours = |line: &&str| {
+        let health = line.contains(r#""GET /health/liveliness HTTP/1.1" 200"#);
+        let served =
+            |route: Route| line.contains(&format!(r#""POST {} HTTP/1.1" 200"#, route.path()));
+        !health && !Route::ALL.into_iter().any(served)
+    };
+    let requests = said.lines().filter(|line| line.contains(" HTTP/1.1\" "));
+    requests.filter(ours).map(|line| format!("LiteLLM was asked: {line}")).collect()
+}
+
+const CLOSE: &str = "host: localhost\r\nconnection: close\r\ncontent-length: 0\r\n";

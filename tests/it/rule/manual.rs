@@ -1,0 +1,56 @@
+//! The manual: every rule on its page loads, every fact is in its table.
+
+use std::fs;
+
+use cogni_gateway::config::Config;
+use cogni_gateway::gateway::rule::Rules;
+
+/// G13: whoever copies a rule from the manual has a rule that works.
+#[test]
+fn every_rule_in_the_manual_loads() {
+    let manual = page();
+    let examples = manual.split("```toml\n").skip(1);
+    let examples: Vec<_> = examples.map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(examples.len() >= 5);
+    examples.into_iter().for_each(loads);
+}
+
+/// G13: so has who copies the one in the example configuration.
+#[test]
+fn the_rule_in_the_example_configuration_loads() {
+    let file = fs::read_to_string("config/gateway.toml").unwrap();
+    let lines: Vec<_> = file.lines().filter_map(|line| line.strip_prefix("#   ")).collect();
+    loads(&lines.join("\n"));
+}
+
+/// G13: the table on the page has all facts, and no others.
+#[test]
+fn every_fact_is_in_the_manual() {
+    let manual = page();
+    let mut told: Vec<_> =
+        manual.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let mut facts: Vec<_> = ["run", "agent", "request", "usage"].map(parts).concat();
+    // What is below these stands in their own rows.
+    facts.retain(|fact| !fact.starts_with("usage.left") && fact != "run.metadata.NAME");
+    facts.extend(["run.metadata".to_owned(), "usage.left".to_owned()]);
+    facts.sort();
+    told.sort_unstable();
+    assert_eq!(told, facts);
+}
+
+/// The facts that begin with a word, as one is told who asks for none of them.
+fn parts(word: &str) -> Vec<String> {
+    let said = super::rule(&format!("{word} == 1")).unwrap_err().to_string();
+    let (_, parts) = said.split_once(" has `").unwrap();
+    parts.trim_end_matches('`').split("`, `").map(|part| format!("{word}.{part}")).collect()
+}
+
+fn loads(text: &str) {
+    let config: Config = toml::from_str(text).unwrap();
+    assert!(!config.policy.rules.is_empty());
+    Rules::compile(&config.policy.rules).unwrap();
+}
+
+fn page() -> String {
+    fs::read_to_string("src/manual/rules.md").unwrap()
+}

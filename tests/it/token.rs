@@ -1,0 +1,293 @@
+//! G1: run tokens prove what they say, to the byte and to the second, and nothing else proves anything.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cogni_gateway::cli::token::inspect;
+use cogni_gateway::run::token::{Claims, Invalid, Keys, MAX_LIFETIME, MintError};
+use proptest::prelude::*;
+use ring::hmac;
+use tempfile::NamedTempFile;
+
+proptest! {
+    /// G1: what was minted is believed until it expires, whatever the run is called.
+    #[test]
+    fn a_token_says_what_was_minted(run in "[A-Za-z0-9._:@/-]{1,128}", seconds in 1_u64..1_000_000) {
+        let keys = keys();
+        let token = keys.mint(&run, Duration::from_secs(seconds), None, at(NOW)).unwrap();
+        prop_assert!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{token} fits a header");
+        let claims = Claims { run, issued: NOW, expires: NOW + seconds };
+        prop_assert_eq!(keys.verify(&token, at(NOW)), Ok(claims.clone()));
+        prop_assert_eq!(keys.verify(&token, at(NOW + seconds - 1)), Ok(claims));
+        prop_assert_eq!(keys.verify(&token, at(NOW + seconds)), Err(Invalid::Expired));
+    }
+
+    /// G1: only what we signed is believed, and only in the spelling that we gave it.
+    #[test]
+    fn what_was_not_minted_is_not_believed(text in "(cgr1\\.)?[ -~]{0,600}") {
+        prop_assert!(keys().verify(&text, at(NOW)).is_err());
+    }
+}
+
+/// G1: a token has no byte that may be another, none too many and none too few.
+#[test]
+fn any_change_of_one_byte_is_found() {
+    let (keys, token) = (keys(), token());
+    let believed = |bytes: Vec<u8>| {
+        String::from_utf8(bytes).is_ok_and(|text| keys.verify(&text, at(NOW)).is_ok())
+    };
+    assert!(believed(token.clone().into_bytes()));
+    for at in 0..=token.len() {
+        for byte in 0..=127 {
+            let mut longer = token.clone().into_bytes();
+            longer.insert(at, byte);
+            assert!(!believed(longer), "{byte} before byte {at}");
+            let mut other = token.clone().into_bytes();
+            if other.get(at).is_some_and(|old| *old != byte) {
+                other[at] = byte;
+                assert!(!believed(other), "{byte} as byte {at}");
+            }
+        }
+        let mut shorter = token.clone().into_bytes();
+        if at < token.len() {
+            shorter.remove(at);
+            assert!(!believed(shorter), "without byte {at}");
+        }
+    }
+}
+
+/// G1: the parts of two good tokens make no third one.
+#[test]
+fn parts_of_tokens_do_not_combine() {
+    let keys = keys();
+    let other = keys.mint("run-2", Duration::from_hours(2), Some("old"), at(NOW)).unwrap();
+    let (one, other) = (parts(&token()), parts(&other));
+    for choice in 1..7_usize {
+        let mixed: Vec<_> = (0..3)
+            .map(|part| if choice & (1 << part) == 0 { &one[part] } else { &other[part] })
+            .collect();
+        let mixed = format!("cgr1.{}.{}.{}", mixed[0], mixed[1], mixed[2]);
+        assert_eq!(keys.verify(&mixed, at(NOW)), Err(Invalid::Signature), "{mixed}");
+    }
+}
+
+/// G1: why a token is not believed, for those who look after it.
+#[test]
+fn each_fault_has_its_name() {
+    let keys = keys();
+    let strangers = Keys::parse(&format!("new = {}", "33".repeat(32))).unwrap();
+    let unknown = Keys::parse(&format!("other = {}", "11".repeat(32))).unwrap();
+    let signed = |keys: &Keys, claims: &Claims| keys.sign(claims, None).unwrap();
+    let claims = |run: &str| Claims { run: run.into(), issued: NOW, expires: NOW + 60 };
+    let fault = |token: &str| keys.verify(token, at(NOW)).unwrap_err();
+    assert_eq!(fault(&signed(&strangers, &claims("run-1"))), Invalid::Signature);
+    assert_eq!(fault(&signed(&unknown, &claims("run-1"))), Invalid::UnknownKey);
+    assert_eq!(fault(&signed(&keys, &claims("../run"))[1..]), Invalid::Form);
+    // Signed or not, what names no run is nothing.
+    assert_eq!(fault(&signed(&keys, &claims("run 1"))), Invalid::Form);
+    assert_eq!(fault(&signed(&keys, &claims(&"x".repeat(129)))), Invalid::Form);
+    assert_eq!(fault(&"cgr1.".repeat(200)), Invalid::Form);
+    assert_eq!(fault(""), Invalid::Form);
+    let late = Claims { issued: NOW + 61, expires: NOW + 120, run: "run-1".into() };
+    assert_eq!(fault(&signed(&keys, &late)), Invalid::Future);
+    let early = Claims { issued: NOW + 60, ..late };
+    assert_eq!(keys.verify(&signed(&keys, &early), at(NOW)), Ok(early));
+    let endless = Claims { issued: u64::MAX, expires: u64::MAX, run: "run-1".into() };
+    assert_eq!(fault(&signed(&keys, &endless)), Invalid::Future);
+}
+
+/// G1: what was signed with another program's key in our form is no more than its JSON.
+#[test]
+fn claims_are_exactly_those_of_this_version() {
+    let keys = keys();
+    let fault = |claims: &str| {
+        let mut signed = "cgr1.new.".to_owned();
+        cogni_gateway::base::b64::encode(claims.as_bytes(), &mut signed);
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &[0x11; 32]);
+        let mac = hmac::sign(&key, signed.as_bytes());
+        signed.push('.');
+        cogni_gateway::base::b64::encode(mac.as_ref(), &mut signed);
+        keys.verify(&signed, at(NOW)).err()
+    };
+    let until = NOW + 60;
+    assert_eq!(fault(&format!(r#"{{"run":"r","iat":{NOW},"exp":{until}}}"#)), None);
+    for claims in [
+        format!(r#"{{"run":"r","iat":{NOW},"exp":{until},"admin":true}}"#),
+        format!(r#"{{"run":"r","iat":{NOW},"exp":{until},"exp":99999999999}}"#),
+        format!(r#"{{"run":"r","exp":{until}}}"#),
+        format!(r#"{{"run":"r","iat":{NOW},"exp":-1}}"#),
+        String::new(),
+    ] {
+        assert_eq!(fault(&claims), Some(Invalid::Form), "{claims}");
+    }
+}
+
+/// G1: a new key signs, the old one's tokens are good until it is taken out.
+#[test]
+fn keys_rotate_without_a_gap() {
+    let old = Keys::parse(&format!("old = {OLD}")).unwrap();
+    let token = old.mint("run-1", Duration::from_hours(1), None, at(NOW)).unwrap();
+    let both = keys();
+    assert!(both.verify(&token, at(NOW)).is_ok());
+    let next = both.mint("run-1", Duration::from_hours(1), None, at(NOW)).unwrap();
+    assert!(next.starts_with("cgr1.new."), "the first key signs");
+    assert_eq!(old.verify(&next, at(NOW)), Err(Invalid::UnknownKey));
+    let new = Keys::parse(&format!("new = {NEW}")).unwrap();
+    assert_eq!(new.verify(&token, at(NOW)), Err(Invalid::UnknownKey));
+    assert!(new.verify(&next, at(NOW)).is_ok());
+}
+
+/// G1: what cannot be minted.
+#[test]
+fn a_token_is_for_a_run_and_for_a_time() {
+    let mint = |run: &str, ttl, key_id| keys().mint(run, ttl, key_id, at(NOW));
+    let hour = Duration::from_hours(1);
+    assert_eq!(mint("run-1", Duration::from_millis(999), None), Err(MintError::TooShort));
+    assert!(mint("run-1", MAX_LIFETIME, None).is_ok());
+    let said = [
+        mint("run-1", MAX_LIFETIME + hour, None).unwrap_err(),
+        mint("run 1", hour, None).unwrap_err(),
+        mint("run-1", hour, Some("older")).unwrap_err(),
+    ];
+    insta::assert_snapshot!(said.map(|error| error.to_string()).join("\n"), @r"
+    a token may be valid for 30days at most
+    `run 1` is not a valid run id; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
+    there is no key `older`; there are: `new`, `old`
+    ");
+}
+
+/// G1: a file of keys is understood as a whole or not at all, and no error shows a key.
+#[test]
+fn a_wrong_key_file_says_where() {
+    let error = |text: &str| Keys::parse(text).unwrap_err().to_string();
+    let said = [
+        error("# none\n\n"),
+        error("new 1111"),
+        error("a b = 1111"),
+        error("new = hunter2hunter2"),
+        error(&format!("new = {}", "11".repeat(31))),
+        error(&format!("# twice\nnew = {NEW}\n\nnew = {OLD}")),
+        Keys::read("/nowhere/keys".as_ref()).unwrap_err().to_string(),
+    ];
+    insta::assert_snapshot!(said.join("\n"), @r"
+    there are no run token keys; write `id = key`, with 64 hexadecimal digits (`openssl rand -hex 32`)
+    line 1 of the run token keys is not `id = key`
+    line 1 of the run token keys: `a b` is not a key's id; use 1 to 32 letters, digits, `_` or `-`
+    line 1 of the run token keys: the key `new` has 14 characters; it must be 32 bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes one)
+    line 1 of the run token keys: the key `new` has 62 characters; it must be 32 bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes one)
+    line 4 of the run token keys: `new` is there already; give each key its own id
+    the run token keys in `/nowhere/keys` cannot be read
+    ");
+    assert_eq!(format!("{:?}", keys()), r#"["new", "old"]"#);
+}
+
+/// G1: a key may be written in each usual way.
+#[test]
+fn a_key_is_the_same_in_every_spelling() {
+    let token = Keys::parse(&format!("k={}", "fb".repeat(32)))
+        .unwrap()
+        .mint("run-1", Duration::from_hours(1), None, at(NOW))
+        .unwrap();
+    for key in [
+        "FBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFB",
+        "+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/s=",
+        "-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_s",
+    ] {
+        assert!(Keys::parse(&format!("  k = {key}  ")).unwrap().verify(&token, at(NOW)).is_ok());
+    }
+}
+
+/// G1: the token is all that standard output gets, so that a script can take it.
+#[test]
+fn mint_prints_a_token_and_inspect_reads_it() {
+    let keys = file(&format!("new = {NEW}\nold = {OLD}"));
+    let path = keys.path().to_str().unwrap();
+    let mint = ["mint", "--run-id", "run-1", "--ttl", "1h", "--keys-file", path];
+    let (code, token, said) = cogni(&mint, "");
+    assert_eq!((code, said.as_str()), (0, ""));
+    let claims = self::keys().verify(token.trim_end(), SystemTime::now()).unwrap();
+    assert_eq!((claims.run.as_str(), claims.expires - claims.issued), ("run-1", 3600));
+    let (code, text, _) = cogni(&["inspect", "--keys-file", path], &token);
+    assert!(code == 0 && text.ends_with("valid    yes\n"), "{text}");
+    let (code, _, said) = cogni(&["inspect"], "sk-1234");
+    insta::assert_snapshot!(format!("{code}: {said}"), @"2: error: this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)");
+    let (code, _, said) = cogni(&["mint", "--run-id", "run-1", "--ttl", "1h"], "");
+    insta::assert_snapshot!(format!("{code}: {said}"), @r"
+    2: error: the following required arguments were not provided:
+      --keys-file <PATH>
+
+    Usage: cogni-gateway token mint --run-id <ID> --ttl <TIME> --keys-file <PATH>
+
+    For more information, try '--help'.
+    ");
+}
+
+/// G1: what a person reads of a token.
+#[test]
+fn inspect_says_whether_a_token_is_valid() {
+    let inspected = |keys: Option<&str>, now: u64| {
+        let keys = keys.map(file);
+        let mut text = vec![];
+        inspect(&token(), keys.as_ref().map(NamedTempFile::path), at(now), &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    };
+    let (ours, theirs) = (format!("new = {NEW}"), format!("new = {OLD}"));
+    insta::assert_snapshot!(inspected(Some(&ours), NOW), @r"
+    run      run-1
+    key      new
+    issued   2026-11-22T02:00:00Z
+    expires  2026-11-22T03:00:00Z
+    valid    yes
+    ");
+    let last = |keys, now| inspected(keys, now).lines().last().unwrap().to_owned();
+    insta::assert_snapshot!(last(Some(&ours), NOW + 3600), @"valid    no: it has expired");
+    insta::assert_snapshot!(last(Some(&theirs), NOW), @"valid    no: it was not signed with the key it names");
+    insta::assert_snapshot!(last(None, NOW), @"valid    not known; name the keys with --keys-file");
+}
+
+fn keys() -> Keys {
+    Keys::parse(&format!("new = {NEW}\nold = {OLD}")).unwrap()
+}
+
+fn token() -> String {
+    keys().mint("run-1", Duration::from_hours(1), None, at(NOW)).unwrap()
+}
+
+fn parts(token: &str) -> Vec<String> {
+    token.split('.').skip(1).map(str::to_owned).collect()
+}
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn file(text: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    fs::write(file.path(), text).unwrap();
+    file
+}
+
+/// Exit code, standard output and standard error.
+fn cogni(arguments: &[&str], input: &str) -> (i32, String, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .arg("token")
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Who does not want it may have ended already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// 2026-11-22T02:00:00Z.
+const NOW: u64 = 1_795_312_800;
+const NEW: &str = "1111111111111111111111111111111111111111111111111111111111111111";
+const OLD: &str = "2222222222222222222222222222222222222222222222222222222222222222";
