@@ -9,7 +9,9 @@ pub mod flags;
 pub mod health;
 pub mod provider;
 pub mod proxy;
+pub mod run;
 pub mod shared;
+pub mod sweep;
 pub mod token;
 
 use std::io::{self, IsTerminal, Write};
@@ -39,6 +41,10 @@ pub fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(proxy::command())
         .subcommand(shared::command())
+        .subcommand(run::command())
+        .subcommand(sweep::Args::augment_args(
+            Command::new("sweep").about("Show what crashed runs have left behind, or remove it"),
+        ))
         .subcommand(explain::command())
         .subcommand(check::command())
         .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
@@ -67,6 +73,8 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
     match matches.subcommand() {
         Some(("proxy", matches)) => proxy::run(matches),
         Some(("shared", matches)) => shared::run(matches),
+        Some(("run", matches)) => run::run(matches, out),
+        Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
         Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
         Some(("check", matches)) => check::run(matches, out),
         Some(("demo", _)) => demo::run(out),

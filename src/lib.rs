@@ -1,7 +1,7 @@
 //! One way out for untrusted agents: a programmable LLM gateway on a unix socket per run.
 //!
 //! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
-//! says, and [`admin`] lets an operator change. [`gateway`]
+//! says, and [`admin`] lets an operator change; [`runner`] puts a [`sandbox`] at its other end. [`gateway`]
 //! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
 //! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
 //! serve any other program. A room imports only from rooms below it; `tests/it/tidy.rs` holds the
@@ -22,5 +22,7 @@ pub mod observe;
 pub mod protocol;
 pub mod provider;
 pub mod run;
+pub mod runner;
+pub mod sandbox;
 pub mod stream;
 pub mod upstream;

@@ -21,6 +21,9 @@ pub mod refusals {}
 #[doc = include_str!("manual/rules.md")]
 pub mod rules {}
 
+#[doc = include_str!("manual/runner.md")]
+pub mod runner {}
+
 #[doc = include_str!("manual/security.md")]
 pub mod security {}
 

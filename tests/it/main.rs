@@ -23,6 +23,8 @@ mod peers;
 mod price;
 mod provider;
 mod rule;
+mod runner;
+mod sandbox;
 mod server;
 mod shared;
 mod stream;

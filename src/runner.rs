@@ -1,0 +1,138 @@
+//! One run in a sandbox, from its socket to its result: the gateway serves in this process, the sandbox is at the
+//! other end.
+//!
+//! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
+//! gone by then; what a killed process leaves is taken away by [`sweep`].
+
+mod directory;
+mod result;
+pub mod sweep;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use tokio::io::AsyncWrite;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::app::App;
+use crate::config::Config;
+use crate::sandbox::output::Output;
+use crate::sandbox::spec::docker::{Stamp, UID};
+use crate::sandbox::{self, Cause, Ended, Owner, RunSpec, docker, host_path};
+
+pub use result::{ErrorCode, RunResult, Timings};
+
+use directory::Directory;
+use result::Outcome;
+
+/// One run, as its host asks for it.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The run's gateway. Where it listens is chosen here.
+    pub config: Config,
+    /// The run's sandbox. Its run id and socket are those of the gateway.
+    pub spec: RunSpec,
+    /// What the sandbox is given of this machine has to be below one of these.
+    pub roots: Vec<PathBuf>,
+    /// Where runs have their directories.
+    pub run_dir: PathBuf,
+    pub docker_socket: PathBuf,
+    /// Between SIGTERM and SIGKILL.
+    pub grace: Duration,
+}
+
+/// A run whose socket is bound and whose log is open.
+pub struct Prepared {
+    app: App,
+    sandbox: docker::Order,
+    docker_socket: PathBuf,
+    directory: Directory,
+}
+
+impl Prepared {
+    /// Checks everything that can be checked without an engine, then binds the socket. Must be called within a
+    /// runtime.
+    ///
+    /// # Errors
+    /// What is wrong with the order, or cannot be bound or opened.
+    pub fn new(order: Order) -> anyhow::Result<Self> {
+        let Order { mut config, mut spec, roots, run_dir, docker_socket, grace } = order;
+        spec.check()?;
+        host_path::check(&spec, &roots)?;
+        let owner = Owner::this().context("`/proc` cannot be read")?;
+        let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
+        spec.run.clone_from(&config.identity.run);
+        spec.socket_dir = directory.socket_dir();
+        config.listen.socket_path = spec.socket_dir.join("llm.sock");
+        // Whoever may give files away gives the socket to the agent. Others open it to all, behind a directory that
+        // only they can enter.
+        if directory.is_roots() {
+            config.listen.socket_uid = Some(UID);
+        } else {
+            config.listen.socket_mode = 0o666;
+        }
+        let app = App::build(config)?;
+        let deadline = SystemTime::now() + spec.limits.max_runtime;
+        let sandbox = docker::Order { spec, stamp: Stamp { owner, deadline }, grace };
+        Ok(Self { app, sandbox, docker_socket, directory })
+    }
+
+    /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
+    pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
+        let Self { app, sandbox, docker_socket, directory } = self;
+        let begun = Instant::now();
+        let run = app.runs().list().pop().expect("an app on a socket has one run");
+        let limits = sandbox.spec.limits;
+        let deadline = begun + limits.max_runtime;
+        let deadline = run.ledger.deadline().map_or(deadline, |end| deadline.min(end.into()));
+        let (gateway_stop, gateway_gone) = (CancellationToken::new(), CancellationToken::new());
+        let until = async {
+            tokio::select! {
+                () = cancel.cancelled() => Cause::Cancelled,
+                () = gateway_gone.cancelled() => Cause::Cancelled,
+                () = run.ledger.exhausted().cancelled() => Cause::Budget,
+                () = sleep_until(deadline) => Cause::Deadline,
+            }
+        };
+        tracing::info!(run = run.identity.run, image = sandbox.spec.image, "starting the sandbox");
+        let mut output = Output::new(limits.max_output_bytes, live);
+        let serve = async {
+            let served = app.serve(gateway_stop.clone()).await;
+            gateway_gone.cancel();
+            served
+        };
+        let live = async {
+            let ended = Box::pin(docker::run(&docker_socket, sandbox, &mut output, until)).await;
+            gateway_stop.cancel();
+            ended
+        };
+        let (served, ended) = tokio::join!(serve, live);
+        drop(directory);
+        log_end(&ended);
+        Outcome {
+            ended,
+            served,
+            stdout: output.stdout.finish(),
+            stderr: output.stderr.finish(),
+            is_exhausted: run.ledger.exhausted().is_cancelled(),
+            elapsed: begun.elapsed(),
+        }
+        .into_result(&run)
+    }
+}
+
+fn log_end(ended: &Result<Ended, sandbox::Error>) {
+    match ended {
+        Ok(ended) => {
+            let cause = ended.cause.map(tracing::field::debug);
+            tracing::info!(
+                exit_code = ended.exit_code,
+                cause,
+                "the sandbox has ended and is removed"
+            );
+        }
+        Err(error) => tracing::warn!(%error, "there was no sandbox, or it was lost"),
+    }
+}

@@ -1,0 +1,62 @@
+//! A run's directory on this machine: nobody else can enter it, and it goes with the run.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::sandbox::{Owner, name_of};
+
+/// Removed when it is dropped. Its name says whose it is, so there is no moment at which nobody knows.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    is_roots: bool,
+}
+
+impl Directory {
+    pub(super) fn create(parent: &Path, run: &str, owner: &Owner) -> anyhow::Result<Self> {
+        let cannot =
+            |path: &Path| format!("the run's directory `{}` cannot be made", path.display());
+        // Others may pass through, and see nothing.
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o711)
+            .create(parent)
+            .with_context(|| cannot(parent))?;
+        let path = parent.join(format!("{}-{}", name_of(run), owner.to_file_name()));
+        DirBuilder::new().mode(0o700).create(&path).with_context(|| cannot(&path))?;
+        let mut directory = Self { path, is_roots: false };
+        let socket_dir = directory.socket_dir();
+        // The sandbox sees this one, and its user must be able to go through.
+        fs::create_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
+        fs::set_permissions(&socket_dir, Permissions::from_mode(0o755))?;
+        directory.is_roots = fs::metadata(&socket_dir)?.uid() == 0;
+        Ok(directory)
+    }
+
+    /// Short: a socket's path has 107 bytes.
+    pub(super) fn socket_dir(&self) -> PathBuf {
+        self.path.join("sock")
+    }
+
+    /// Whether this process makes files as root.
+    pub(super) fn is_roots(&self) -> bool {
+        self.is_roots
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            tracing::error!(%error, path = %self.path.display(), "the run's directory is left behind");
+        }
+    }
+}
+
+/// Who made a directory of this name.
+pub(super) fn owner_of(file_name: &str) -> Option<Owner> {
+    let (_, owner) = file_name.strip_prefix("cogni-")?.split_once('-')?;
+    Owner::parse(owner)
+}

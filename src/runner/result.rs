@@ -1,0 +1,139 @@
+//! What came of a run, as its host reads it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::budget::Amount;
+use crate::run::Run;
+use crate::sandbox::output::Captured;
+use crate::sandbox::{self, Cause, Ended};
+
+/// The result of a run: one JSON object.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunResult {
+    pub run_id: String,
+    /// The program ended by itself, with exit code 0, and all of its standard output is here.
+    pub ok: bool,
+    pub exit_code: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_code: Option<ErrorCode>,
+    /// What went wrong outside of the sandbox, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    pub stdout: String,
+    pub stderr: String,
+    pub stdout_bytes: u64,
+    pub stderr_bytes: u64,
+    /// Something is left out in the middle of `stdout` or `stderr`.
+    pub truncated: bool,
+    pub usage: Usage,
+    pub timings: Timings,
+}
+
+/// Why a run is not ok.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// It ran for as long as it may.
+    Timeout,
+    /// The kernel ended it for want of memory.
+    OomKilled,
+    /// It failed outside of the sandbox.
+    Internal,
+    /// Its program failed, or could not be started.
+    ContainerFailed,
+    /// It was ok, but not all of its standard output is here.
+    OutputTruncated,
+    /// It asked for more than its budget had.
+    BudgetExhausted,
+    /// Somebody ended it.
+    Cancelled,
+}
+
+/// What the run's calls came to.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Usage {
+    #[serde(flatten)]
+    pub spent: Amount,
+    pub admitted: u64,
+    pub refused: u64,
+}
+
+/// Milliseconds since the deadline was armed.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Timings {
+    /// Until the program was started; none where it was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_ms: Option<u64>,
+    /// Until nothing was left of the run.
+    pub total_ms: u64,
+}
+
+/// All that a result is made of.
+pub(super) struct Outcome {
+    pub(super) ended: Result<Ended, sandbox::Error>,
+    pub(super) served: anyhow::Result<()>,
+    pub(super) stdout: Captured,
+    pub(super) stderr: Captured,
+    pub(super) is_exhausted: bool,
+    pub(super) elapsed: Duration,
+}
+
+impl Outcome {
+    pub(super) fn into_result(self, run: &Run) -> RunResult {
+        let error_code = self.error_code();
+        let Self { ended, served, stdout, stderr, elapsed, .. } = self;
+        let (ended, error) = match (ended, served) {
+            (Err(error), _) => {
+                (Ended::default(), Some(format!("{:#}", anyhow::Error::from(error))))
+            }
+            (Ok(ended), Err(error)) => (ended, Some(format!("{error:#}"))),
+            (Ok(mut ended), Ok(())) => {
+                let error = ended.not_started.take();
+                (ended, error)
+            }
+        };
+        RunResult {
+            run_id: run.identity.run.clone(),
+            ok: error_code.is_none(),
+            exit_code: ended.exit_code,
+            error_code,
+            error,
+            truncated: stdout.truncated || stderr.truncated,
+            stdout: stdout.text,
+            stderr: stderr.text,
+            stdout_bytes: stdout.bytes,
+            stderr_bytes: stderr.bytes,
+            usage: Usage {
+                spent: run.ledger.spent(),
+                admitted: run.counts.admitted(),
+                refused: run.counts.refused(),
+            },
+            timings: Timings { start_ms: ended.start.map(millis), total_ms: millis(elapsed) },
+        }
+    }
+
+    /// Why the run was ended comes before how it took it: an agent may leave with any exit code when it is told to.
+    fn error_code(&self) -> Option<ErrorCode> {
+        let (Ok(ended), Ok(())) = (&self.ended, &self.served) else {
+            return Some(ErrorCode::Internal);
+        };
+        match (ended.cause, ended.exit_code) {
+            (Some(Cause::Deadline), _) => Some(ErrorCode::Timeout),
+            (Some(Cause::Cancelled), _) => Some(ErrorCode::Cancelled),
+            (Some(Cause::Budget), _) => Some(ErrorCode::BudgetExhausted),
+            // It was quicker than we were.
+            (None, _) if self.is_exhausted => Some(ErrorCode::BudgetExhausted),
+            (None, None) => Some(ErrorCode::Internal),
+            // A program that lived on after the kernel had killed one of its children has dealt with it.
+            (None, Some(0)) => self.stdout.truncated.then_some(ErrorCode::OutputTruncated),
+            (None, Some(_)) if ended.oom_killed => Some(ErrorCode::OomKilled),
+            (None, Some(_)) => Some(ErrorCode::ContainerFailed),
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,78 @@
+//! One sandbox: what it is allowed, how it is made, and how it ends.
+//!
+//! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
+//! looks at the paths of this machine that it names; [`docker`] is the driver, which makes, watches and removes;
+//! [`output`] keeps what the sandbox prints; [`owner`] says which process of this machine answers for it.
+//!
+//! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
+//! that can be said in a [`spec::RunSpec`].
+
+pub mod docker;
+pub mod host_path;
+pub mod output;
+pub mod owner;
+pub mod spec;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::base::hex;
+
+pub use owner::Owner;
+pub use spec::RunSpec;
+
+/// Why a sandbox was ended before it ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It has run for as long as it may.
+    Deadline,
+    /// The run's budget is spent.
+    Budget,
+    /// Somebody asked for it.
+    Cancelled,
+}
+
+/// How a sandbox ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// The exit code of its program; `None` where nobody could see it.
+    pub exit_code: Option<i64>,
+    /// Why it was ended; `None` where it ended by itself.
+    pub cause: Option<Cause>,
+    /// The kernel killed one of its processes for want of memory.
+    pub oom_killed: bool,
+    /// What the engine says about a program that it could not start.
+    pub not_started: Option<String>,
+    /// From the deadline's arming to the program's start; `None` where it did not start.
+    pub start: Option<Duration>,
+}
+
+/// Why there is no sandbox, or not for as long as there should be.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{what} is `{given}`; {rule}")]
+    Spec { what: &'static str, given: String, rule: &'static str },
+    #[error("`{}` cannot be given to a sandbox: {why}", path.display())]
+    HostPath { path: PathBuf, why: String },
+    #[error("image `{0}` is not on this machine; build or load it first, nothing is pulled")]
+    NoImage(String),
+    #[error(
+        "run `{0}` has a sandbox already; wait for it, or use `cogni-gateway sweep` after a crash"
+    )]
+    Taken(String),
+    #[error("Docker Engine cannot {doing}")]
+    Engine { doing: &'static str, source: bollard::errors::Error },
+    #[error(
+        "Docker Engine says nothing when it is to {0}; what it has made is left to `cogni-gateway sweep`"
+    )]
+    Silent(&'static str),
+}
+
+/// A name for what belongs to a run, in the characters that engines and sockets allow. The same run always has the
+/// same one, so that it cannot have two sandboxes at a time.
+pub fn name_of(run: &str) -> String {
+    format!("cogni-{}", &hex::sha256(run.as_bytes())[..NAME_DIGITS])
+}
+
+/// 64 bits: no two of a machine's runs meet by accident.
+const NAME_DIGITS: usize = 16;

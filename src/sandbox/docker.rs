@@ -1,0 +1,230 @@
+//! The driver for Docker Engine: makes a container, watches it to its end, and takes it away again.
+//!
+//! **Invariant:** whatever happens, [`run`] has asked for the container's removal before it returns. What an engine
+//! does not do within its time is left to the sweep, which knows the container by its labels.
+
+mod container;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::pin::pin;
+use std::time::Duration;
+
+use bollard::API_DEFAULT_VERSION;
+use bollard::errors::Error as EngineError;
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
+};
+use tokio::io::AsyncWrite;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::output::Output;
+use super::spec::RunSpec;
+use super::spec::docker::{OWNER_LABEL, RUN_LABEL, Stamp, create_body};
+use super::{Cause, Ended, Error, name_of};
+use container::{Container, Started};
+
+/// A connection to an engine.
+#[derive(Clone, Debug)]
+pub struct Docker {
+    client: bollard::Docker,
+}
+
+/// What is to be run, for whom, and how it is ended.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Its image may be a name: the engine is asked once, and goes by the id.
+    pub spec: RunSpec,
+    pub stamp: Stamp,
+    /// Between SIGTERM and SIGKILL.
+    pub grace: Duration,
+}
+
+/// A container that carries our labels.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub id: String,
+    pub name: String,
+    pub owner: String,
+    pub run: String,
+}
+
+impl Docker {
+    /// Connects, and agrees on the API's version: an engine of 2020 is as good as this year's.
+    ///
+    /// # Errors
+    /// Nobody answers at `socket`.
+    pub async fn connect(socket: &Path) -> Result<Self, Error> {
+        let engine = |source| Error::Engine { doing: "be reached", source };
+        let socket = socket.display().to_string();
+        let client =
+            bollard::Docker::connect_with_unix(&socket, ANSWER_SECONDS, API_DEFAULT_VERSION);
+        let client = client.map_err(engine)?.negotiate_version().await.map_err(engine)?;
+        Ok(Self { client })
+    }
+
+    /// The id of an image that is here. Nothing is pulled.
+    ///
+    /// # Errors
+    /// There is no such image.
+    pub async fn image_id(&self, name: &str) -> Result<String, Error> {
+        match self.client.inspect_image(name).await {
+            Ok(found) => found.id.ok_or_else(|| Error::NoImage(name.to_owned())),
+            Err(error) if is_status(&error, NOT_FOUND) => Err(Error::NoImage(name.to_owned())),
+            Err(source) => Err(Error::Engine { doing: "look at the image", source }),
+        }
+    }
+
+    /// All containers with our labels, in every state.
+    ///
+    /// # Errors
+    /// The engine does not say.
+    pub async fn ours(&self) -> Result<Vec<Found>, Error> {
+        let filters = HashMap::from([("label", vec![OWNER_LABEL])]);
+        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+        let listed = self.client.list_containers(Some(options)).await;
+        let listed = listed.map_err(|source| Error::Engine { doing: "list containers", source })?;
+        let found = listed.into_iter().map(|found| {
+            let mut labels = found.labels.unwrap_or_default();
+            let name = found.names.unwrap_or_default().pop().unwrap_or_default();
+            Found {
+                id: found.id.unwrap_or_default(),
+                name: name.trim_start_matches('/').to_owned(),
+                owner: labels.remove(OWNER_LABEL).unwrap_or_default(),
+                run: labels.remove(RUN_LABEL).unwrap_or_default(),
+            }
+        });
+        Ok(found.collect())
+    }
+
+    /// Removes a container, running or not, with its anonymous volumes; one that is not there is as good as removed.
+    ///
+    /// # Errors
+    /// It is still there.
+    pub async fn remove(&self, container: &str) -> Result<(), Error> {
+        let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+        match self.client.remove_container(container, Some(options)).await {
+            Ok(()) => Ok(()),
+            Err(error) if is_status(&error, NOT_FOUND) => Ok(()),
+            Err(source) => Err(Error::Engine { doing: "remove the container", source }),
+        }
+    }
+
+    /// Creates the container, which does not run yet.
+    async fn create(&self, Order { spec, stamp, .. }: &Order) -> Result<Container, Error> {
+        let spec = RunSpec { image: self.image_id(&spec.image).await?, ..spec.clone() };
+        let options = CreateContainerOptionsBuilder::default().name(&name_of(&spec.run)).build();
+        match self.client.create_container(Some(options), create_body(&spec, stamp)).await {
+            Ok(created) => Ok(Container::new(self.client.clone(), created.id)),
+            Err(error) if is_status(&error, CONFLICT) => Err(Error::Taken(spec.run)),
+            Err(source) => Err(Error::Engine { doing: "create the container", source }),
+        }
+    }
+
+    /// The id of the order's container, if there is one by now; another owner's of the same name is not.
+    async fn find(&self, Order { spec, stamp, .. }: &Order) -> Option<String> {
+        let name = name_of(&spec.run);
+        let found =
+            timeout(REMOVAL, self.client.inspect_container(&name, None)).await.ok()?.ok()?;
+        let owner = found.config?.labels?.remove(OWNER_LABEL)?;
+        found.id.filter(|_| owner == stamp.owner.to_string())
+    }
+
+    /// What an engine has made although nobody waited for its answer. One that was cut off in the middle gets some
+    /// time to come out with it.
+    async fn late(&self, order: &Order, was_cut: bool) -> Option<String> {
+        let begun = Instant::now();
+        loop {
+            let found = self.find(order).await;
+            if found.is_some() || !was_cut || begun.elapsed() > LATE {
+                return found;
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// An engine that has just come back, or is busy, is asked more than once.
+    async fn tidy_up(&self, id: &str) {
+        let removed = timeout(REMOVAL, async {
+            while let Err(error) = self.remove(id).await {
+                tracing::debug!(%error, container = id, "cannot remove the container yet");
+                sleep(PAUSE).await;
+            }
+        });
+        if removed.await.is_err() {
+            let error = Error::Silent("remove a container");
+            tracing::error!(%error, container = id, "the container is left behind");
+        }
+    }
+}
+
+/// Runs one sandbox to its end, or until `until` says why it must end before; then nothing is left of it.
+///
+/// `until` counts from its first poll, which is before the first word to the engine: one that does not answer costs
+/// no more than the time there is.
+///
+/// # Errors
+/// The sandbox could not be made, or was lost on the way.
+pub async fn run<W: AsyncWrite + Unpin>(
+    socket: &Path,
+    order: Order,
+    output: &mut Output<W>,
+    until: impl Future<Output = Cause>,
+) -> Result<Ended, Error> {
+    let begun = Instant::now();
+    let mut until = pin!(until);
+    let (mut docker, mut id) = (None, None);
+    let started = tokio::select! {
+        biased;
+        cause = &mut until => Err(cause),
+        started = async {
+            let docker = docker.insert(Docker::connect(socket).await?);
+            let container = docker.create(&order).await?;
+            id = Some(container.id().to_owned());
+            container.start().await
+        } => Ok(started),
+    };
+    let was_cut = started.is_err();
+    let ended = match started {
+        Err(cause) => Ok(Ended { cause: Some(cause), ..Ended::default() }),
+        Ok(Ok(Started::Running(running))) => {
+            let start = begun.elapsed();
+            tracing::info!(run = order.spec.run, ?start, "the sandbox runs");
+            let start = Some(start);
+            let ended = Box::pin(running.watch(output, until, order.grace)).await;
+            ended.map(|ended| Ended { start, ..ended })
+        }
+        Ok(Ok(Started::Not { exit_code, message })) => {
+            Ok(Ended { exit_code: Some(exit_code), not_started: Some(message), ..Ended::default() })
+        }
+        Ok(Err(error)) => Err(error),
+    };
+    if let Some(docker) = docker {
+        if id.is_none() {
+            id = docker.late(&order, was_cut).await;
+        }
+        if let Some(id) = id {
+            docker.tidy_up(&id).await;
+        }
+    }
+    ended
+}
+
+fn is_status(error: &EngineError, status: u16) -> bool {
+    matches!(error, EngineError::DockerResponseServerError { status_code, .. } if *status_code == status)
+}
+
+/// The time for one answer of the engine. Creating takes some 200 ms, and ten times that on a busy machine; the
+/// run's deadline is over all of it.
+const ANSWER_SECONDS: u64 = 60;
+
+/// All the time that an engine has to remove a container.
+const REMOVAL: Duration = Duration::from_secs(20);
+
+/// From our giving up on an answer to the container that it was about.
+const LATE: Duration = Duration::from_secs(3);
+
+const PAUSE: Duration = Duration::from_millis(200);
+
+const NOT_FOUND: u16 = 404;
+const CONFLICT: u16 = 409;

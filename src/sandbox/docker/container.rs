@@ -1,0 +1,205 @@
+//! One container, from its start to its end.
+
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use bollard::container::LogOutput;
+use bollard::errors::Error as EngineError;
+use bollard::models::ContainerState;
+use bollard::query_parameters::{
+    AttachContainerOptionsBuilder, InspectContainerOptions, KillContainerOptionsBuilder,
+    StartContainerOptions, WaitContainerOptions,
+};
+use futures_util::{Stream as Frames, StreamExt};
+use tokio::io::AsyncWrite;
+use tokio::time::{sleep, timeout};
+
+use crate::sandbox::output::{Output, Stream};
+use crate::sandbox::{Cause, Ended, Error};
+
+/// Created, and not started yet.
+#[derive(Clone, Debug)]
+pub(super) struct Container {
+    client: bollard::Docker,
+    id: String,
+}
+
+/// What became of a start.
+pub(super) enum Started {
+    Running(Running),
+    /// The program is not there, or is none: what a shell says with these exit codes.
+    Not {
+        exit_code: i64,
+        message: String,
+    },
+}
+
+/// Running, with its output attached.
+pub(super) struct Running {
+    container: Container,
+    frames: Pin<Box<dyn Frames<Item = Result<LogOutput, EngineError>> + Send>>,
+}
+
+impl Container {
+    pub(super) fn new(client: bollard::Docker, id: String) -> Self {
+        Self { client, id }
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Attaches first, so that the first line is not missed.
+    pub(super) async fn start(self) -> Result<Started, Error> {
+        let engine = |doing| move |source| Error::Engine { doing, source };
+        let options =
+            AttachContainerOptionsBuilder::default().stream(true).stdout(true).stderr(true).build();
+        let attached = self.client.attach_container(&self.id, Some(options)).await;
+        let attached = attached.map_err(engine("attach to the container"))?;
+        match self.client.start_container(&self.id, None::<StartContainerOptions>).await {
+            Ok(()) => Ok(Started::Running(Running { container: self, frames: attached.output })),
+            Err(source) => {
+                let code = self.state().await.ok().and_then(|state| state.exit_code);
+                match (code, source) {
+                    (
+                        Some(exit_code @ (CANNOT_EXECUTE | NOT_FOUND)),
+                        EngineError::DockerResponseServerError { message, .. },
+                    ) => Ok(Started::Not { exit_code, message }),
+                    (_, source) => Err(engine("start the container")(source)),
+                }
+            }
+        }
+    }
+
+    async fn state(&self) -> Result<ContainerState, Error> {
+        let engine = |source| Error::Engine { doing: "look at the container", source };
+        let inspect = self.client.inspect_container(&self.id, None::<InspectContainerOptions>);
+        let found = timeout(PATIENCE, inspect).await;
+        let found = found.map_err(|_| Error::Silent("look at a container"))?.map_err(engine)?;
+        Ok(found.state.unwrap_or_default())
+    }
+
+    /// The engine hears of a kill for want of memory on another way than of the exit, and on a busy machine later: where
+    /// a program was killed and not by us, it is asked again.
+    async fn was_oom_killed(&self, exit_code: Option<i64>, cause: Option<Cause>) -> bool {
+        let tries = if exit_code == Some(KILLED) && cause.is_none() { OOM_TRIES } else { 1 };
+        for again in 1..=tries {
+            if self.state().await.is_ok_and(|state| state.oom_killed == Some(true)) {
+                return true;
+            }
+            if again < tries {
+                sleep(OOM_PAUSE).await;
+            }
+        }
+        false
+    }
+
+    /// Waits for the exit code.
+    async fn wait(&self) -> Result<i64, Error> {
+        let engine = |source| Error::Engine { doing: "wait for the container", source };
+        match self.client.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
+            Some(Ok(exit)) => Ok(exit.status_code),
+            // Every exit code but zero comes as an error.
+            Some(Err(EngineError::DockerContainerWaitError { code, .. })) => Ok(code),
+            Some(Err(source)) => Err(engine(source)),
+            None => self.state().await?.exit_code.ok_or(Error::Silent("wait for a container")),
+        }
+    }
+
+    /// Best effort: what cannot be killed is removed by force.
+    async fn kill(&self, signal: &str) {
+        let options = KillContainerOptionsBuilder::default().signal(signal).build();
+        let kill = self.client.kill_container(&self.id, Some(options));
+        match timeout(PATIENCE, kill).await {
+            Ok(Ok(())) => (),
+            Ok(Err(error)) => tracing::debug!(%error, signal, "cannot signal the container"),
+            Err(_) => tracing::warn!(signal, "the engine does not answer to a signal"),
+        }
+    }
+}
+
+impl Running {
+    /// Follows the container to its end. From `until` on it is told to end, and has `grace` for it.
+    pub(super) async fn watch<W: AsyncWrite + Unpin>(
+        self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+        grace: Duration,
+    ) -> Result<Ended, Error> {
+        let Self { container, mut frames } = self;
+        let mut following = pin!(follow(container.wait(), pump(&mut frames, output)));
+        let (exit_code, cause) = tokio::select! {
+            exit_code = &mut following => (Some(exit_code?), None),
+            cause = until => {
+                let exit_code = tokio::select! {
+                    exit_code = &mut following => exit_code.ok(),
+                    () = end(&container, grace) => None,
+                };
+                (exit_code, Some(cause))
+            }
+        };
+        let oom_killed = container.was_oom_killed(exit_code, cause).await;
+        Ok(Ended { exit_code, cause, oom_killed, ..Ended::default() })
+    }
+}
+
+/// The exit code, once the output is read to its end, or is late: a process that holds it open, or an engine that
+/// forgets to close it, must not hold the run.
+async fn follow(
+    wait: impl Future<Output = Result<i64, Error>>,
+    pump: impl Future<Output = ()>,
+) -> Result<i64, Error> {
+    let (mut wait, mut pump) = (pin!(wait), pin!(pump));
+    let mut is_read = false;
+    let exit_code = loop {
+        tokio::select! {
+            exit_code = &mut wait => break exit_code?,
+            () = &mut pump, if !is_read => is_read = true,
+        }
+    };
+    if !is_read && timeout(REST_OF_OUTPUT, pump).await.is_err() {
+        tracing::warn!("the output did not end with the sandbox; the rest is left out");
+    }
+    Ok(exit_code)
+}
+
+async fn pump<W: AsyncWrite + Unpin>(
+    frames: &mut (impl Frames<Item = Result<LogOutput, EngineError>> + Unpin),
+    output: &mut Output<W>,
+) {
+    // An error is an end as well: the exit code says more about it.
+    while let Some(Ok(frame)) = frames.next().await {
+        match frame {
+            LogOutput::StdErr { message } => output.push(Stream::Stderr, &message).await,
+            LogOutput::StdOut { message } | LogOutput::Console { message } => {
+                output.push(Stream::Stdout, &message).await;
+            }
+            LogOutput::StdIn { .. } => (),
+        }
+    }
+}
+
+/// Asks politely, then not, then gives up: the removal that follows has the last word.
+async fn end(container: &Container, grace: Duration) {
+    container.kill("SIGTERM").await;
+    sleep(grace).await;
+    container.kill("SIGKILL").await;
+    sleep(PATIENCE).await;
+}
+
+/// What a shell says of a file that it may not execute, and of one that is not there.
+const CANNOT_EXECUTE: i64 = 126;
+const NOT_FOUND: i64 = 127;
+
+/// 128 and SIGKILL.
+const KILLED: i64 = 137;
+
+/// How often, and how far apart, the engine is asked whether it was for want of memory.
+const OOM_TRIES: u32 = 6;
+const OOM_PAUSE: Duration = Duration::from_millis(100);
+
+/// For an answer that only makes the result better.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// From the exit to the end of the output. What is on its way by then is some pipes full.
+const REST_OF_OUTPUT: Duration = Duration::from_secs(2);

@@ -1,0 +1,91 @@
+//! What a sandbox prints: copied to whoever listens as it comes, and kept in bounds.
+//!
+//! **Invariant:** however much is printed, no more than the limit of each stream and one chunk is held in memory.
+
+use std::collections::VecDeque;
+
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+
+/// The two streams of a sandbox, and who listens to them.
+#[derive(Debug)]
+pub struct Output<W> {
+    pub stdout: Capture,
+    pub stderr: Capture,
+    /// `None` once nobody listens any more.
+    live: Option<W>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// The beginning and the end of one stream.
+#[derive(Clone, Debug)]
+pub struct Capture {
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    max_head: usize,
+    max_tail: usize,
+    bytes: u64,
+}
+
+/// What is kept of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Captured {
+    /// Where something is left out, a line in the middle says how much. What is not UTF-8 is replaced.
+    pub text: String,
+    /// How much was printed.
+    pub bytes: u64,
+    pub truncated: bool,
+}
+
+impl<W: AsyncWrite + Unpin> Output<W> {
+    /// `limit` is for each stream, in bytes; `live` is given what both print, as it comes.
+    pub fn new(limit: usize, live: W) -> Self {
+        Self { stdout: Capture::new(limit), stderr: Capture::new(limit), live: Some(live) }
+    }
+
+    /// Takes what one stream has printed. A listener that cannot be written to is not asked again.
+    pub async fn push(&mut self, stream: Stream, chunk: &[u8]) {
+        match stream {
+            Stream::Stdout => self.stdout.push(chunk),
+            Stream::Stderr => self.stderr.push(chunk),
+        }
+        if let Some(live) = &mut self.live
+            && (live.write_all(chunk).await.is_err() || live.flush().await.is_err())
+        {
+            self.live = None;
+        }
+    }
+}
+
+impl Capture {
+    /// Keeps up to `limit` bytes: half of it from the beginning, the rest from the end.
+    pub fn new(limit: usize) -> Self {
+        let max_head = limit / 2;
+        Self { head: vec![], tail: VecDeque::new(), max_head, max_tail: limit - max_head, bytes: 0 }
+    }
+
+    pub fn push(&mut self, chunk: &[u8]) {
+        self.bytes += chunk.len() as u64;
+        let (head, rest) = chunk.split_at(chunk.len().min(self.max_head - self.head.len()));
+        self.head.extend_from_slice(head);
+        let rest = &rest[rest.len().saturating_sub(self.max_tail)..];
+        let too_many = (self.tail.len() + rest.len()).saturating_sub(self.max_tail);
+        self.tail.drain(..too_many);
+        self.tail.extend(rest);
+    }
+
+    pub fn finish(self) -> Captured {
+        let Self { head: mut kept, tail, bytes, .. } = self;
+        let left_out = bytes - (kept.len() + tail.len()) as u64;
+        if left_out > 0 {
+            kept.extend_from_slice(format!("\n[{left_out} bytes left out]\n").as_bytes());
+        }
+        kept.extend(tail);
+        let text = String::from_utf8_lossy(&kept).into_owned();
+        Captured { text, bytes, truncated: left_out > 0 }
+    }
+}

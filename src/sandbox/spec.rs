@@ -1,0 +1,180 @@
+//! What is asked of a sandbox. What it is denied is not asked for: [`docker::create_body`] denies it to every one.
+
+pub mod docker;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Error;
+
+/// One sandbox, as its host describes it.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::module_name_repetitions, reason = "everyone who describes a run calls it that")]
+pub struct RunSpec {
+    /// Made by the host.
+    pub run: String,
+    /// The image's id, `sha256:…`: a name may mean another image a moment later.
+    pub image: String,
+    /// Executed as it stands, without a shell.
+    pub argv: Vec<String>,
+    /// Wins over what every agent is given.
+    pub env: BTreeMap<String, String>,
+    pub limits: Limits,
+    pub workspace: Workspace,
+    pub mounts: Vec<Mount>,
+    pub volumes: Vec<Volume>,
+    /// The directory of the run's socket on this machine.
+    pub socket_dir: PathBuf,
+    /// `cogni-init` on this machine, which becomes the sandbox's first process. Without it the engine's own does,
+    /// and there is no bridge to the run's socket but what the image brings.
+    pub init: Option<PathBuf>,
+}
+
+/// What a sandbox may use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// From the first word to the engine until it is told to end.
+    pub max_runtime: Duration,
+    /// Bytes, tmpfs included; there is no swap beside it.
+    pub max_memory: u64,
+    /// Processes and threads.
+    pub pids: u32,
+    pub cpus: f64,
+    /// What is kept of each of stdout and stderr, in bytes.
+    pub max_output_bytes: usize,
+}
+
+/// What stands at `/workspace`, the agent's home.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Workspace {
+    /// An empty directory in memory, gone with the sandbox.
+    #[default]
+    None,
+    /// A directory of this machine.
+    Directory { path: PathBuf, access: Access },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    #[default]
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A directory or file of this machine, shown in the sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub source: PathBuf,
+    pub target: PathBuf,
+    pub access: Access,
+}
+
+/// A volume of the engine, shown in the sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub name: String,
+    pub target: PathBuf,
+    pub access: Access,
+}
+
+impl RunSpec {
+    /// Checks what can be told from the words alone; [`super::host_path`] looks at the machine.
+    ///
+    /// # Errors
+    /// What is wrong, and what is allowed.
+    pub fn check(&self) -> Result<(), Error> {
+        let wrong = |what, given: String, rule| Err(Error::Spec { what, given, rule });
+        if self.argv.first().is_none_or(String::is_empty) {
+            return wrong(
+                "argv",
+                format!("{:?}", self.argv),
+                "give a program and its arguments after `--`",
+            );
+        }
+        if let Some(text) = self.texts().find(|text| text.contains('\0')) {
+            return wrong(
+                "an argument or variable",
+                text.escape_debug().to_string(),
+                "it must not hold a zero byte",
+            );
+        }
+        if let Some(name) = self.env.keys().find(|name| name.is_empty() || name.contains('=')) {
+            return wrong("a variable", name.clone(), "give it as NAME=VALUE");
+        }
+        let volumes = self.volumes.iter();
+        if let Some(volume) = volumes.clone().find(|volume| !is_volume(&volume.name)) {
+            return wrong("a volume", volume.name.clone(), "give its name; a path is a mount");
+        }
+        let targets = self.mounts.iter().map(|mount| &mount.target);
+        let mut targets = targets.chain(volumes.map(|volume| &volume.target));
+        if let Some(target) = targets.find(|target| !is_target(target)) {
+            return wrong("a target", target.display().to_string(), TARGET_RULE);
+        }
+        self.limits.check()
+    }
+
+    fn texts(&self) -> impl Iterator<Item = &String> {
+        self.argv.iter().chain(self.env.iter().flat_map(<[&String; 2]>::from))
+    }
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), Error> {
+        let wrong = |what, given: String, rule| Err(Error::Spec { what, given, rule });
+        if self.max_memory < MIN_MEMORY {
+            return wrong("max_memory", self.max_memory.to_string(), "give at least 6m");
+        }
+        if self.pids == 0 {
+            return wrong("pids", self.pids.to_string(), "give at least 1");
+        }
+        if !(0.01..=1024.0).contains(&self.cpus) {
+            return wrong("cpus", self.cpus.to_string(), "give a number from 0.01 to 1024");
+        }
+        if self.max_runtime.is_zero() {
+            return wrong("max_runtime", "0s".to_owned(), "give a time, such as 10m");
+        }
+        Ok(())
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_runtime: Duration::from_mins(10),
+            max_memory: 512 << 20,
+            // Enough for Node or a JVM; a fork bomb ends there.
+            pids: 256,
+            cpus: 1.0,
+            max_output_bytes: 1 << 20,
+        }
+    }
+}
+
+fn is_volume(name: &str) -> bool {
+    let rest = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    name.len() >= 2 && name.as_bytes()[0].is_ascii_alphanumeric() && name.bytes().all(rest)
+}
+
+/// Whether nothing of ours or of the kernel's would be hidden by it.
+fn is_target(target: &Path) -> bool {
+    let is_plain =
+        target.components().skip(1).all(|part| matches!(part, std::path::Component::Normal(_)));
+    let meets = |own: &&str| target.starts_with(own) || Path::new(own).starts_with(target);
+    target.is_absolute() && is_plain && !OWN_TARGETS.iter().any(meets)
+}
+
+/// Where the run's socket is found in a sandbox. Not below `/run`: a tmpfs would hide it.
+pub const SOCKET_DIR: &str = "/llm-sock";
+
+/// The agent's home.
+pub const WORKSPACE: &str = "/workspace";
+
+/// What is mounted there is ours or the kernel's.
+const OWN_TARGETS: &[&str] =
+    &["/cogni-init", "/dev", "/etc", "/llm-sock", "/proc", "/run", "/sys", "/tmp", "/workspace"];
+
+const TARGET_RULE: &str = "give an absolute path that is not at, above or below `/workspace`, `/llm-sock`, `/tmp`, `/run`, `/etc` or what is the kernel's";
+
+/// Docker Engine's own minimum.
+const MIN_MEMORY: u64 = 6 << 20;

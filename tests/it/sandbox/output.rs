@@ -1,0 +1,52 @@
+//! R5: what is kept of a stream is bounded, and says what it is not.
+
+use cogni_gateway::sandbox::output::{Capture, Captured, Output, Stream};
+use proptest::prelude::*;
+
+proptest! {
+    /// R5: however it is cut into chunks, the beginning and the end are kept, and the count is right.
+    #[test]
+    fn what_is_kept_does_not_depend_on_the_chunks(
+        printed in proptest::collection::vec(any::<u8>(), 0..300),
+        cuts in proptest::collection::vec(0usize..300, 0..8),
+        limit in 0usize..200,
+    ) {
+        let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(printed.len())).collect();
+        cuts.sort_unstable();
+        let mut capture = Capture::new(limit);
+        let mut from = 0;
+        for to in cuts.into_iter().chain([printed.len()]) {
+            capture.push(&printed[from..to]);
+            from = to;
+        }
+        let kept = capture.finish();
+        prop_assert_eq!(&kept, &captured(&printed, limit));
+        prop_assert_eq!(kept.truncated, printed.len() > limit);
+    }
+}
+
+/// The same, from a stream that is there as a whole.
+fn captured(printed: &[u8], limit: usize) -> Captured {
+    let bytes = printed.len() as u64;
+    let Some(left_out) = printed.len().checked_sub(limit).filter(|left_out| *left_out > 0) else {
+        let text = String::from_utf8_lossy(printed).into_owned();
+        return Captured { text, bytes, truncated: false };
+    };
+    let (head, tail) = (&printed[..limit / 2], &printed[limit / 2 + left_out..]);
+    let line = format!("\n[{left_out} bytes left out]\n");
+    let text = String::from_utf8_lossy(&[head, line.as_bytes(), tail].concat()).into_owned();
+    Captured { text, bytes, truncated: true }
+}
+
+/// R5: a listener that has gone takes nothing with it.
+#[tokio::test]
+async fn a_listener_that_leaves_costs_no_output() {
+    let (listener, ours) = tokio::io::duplex(64);
+    drop(listener);
+    let mut output = Output::new(100, ours);
+    output.push(Stream::Stdout, b"one ").await;
+    output.push(Stream::Stderr, b"aside").await;
+    output.push(Stream::Stdout, b"two").await;
+    assert_eq!(output.stdout.finish().text, "one two");
+    assert_eq!(output.stderr.finish().text, "aside");
+}

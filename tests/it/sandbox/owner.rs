@@ -1,0 +1,54 @@
+//! R5: whose an object is, and whether they live; what is not certain is not called dead.
+
+use std::process::Command;
+
+use cogni_gateway::sandbox::Owner;
+use cogni_gateway::sandbox::owner::State;
+use proptest::prelude::*;
+
+#[test]
+fn this_process_is_alive_by_label_and_by_file_name() {
+    let owner = Owner::this().unwrap();
+    for text in [owner.to_string(), owner.to_file_name()] {
+        assert_eq!(Owner::parse(&text).unwrap().state(), State::Alive);
+    }
+}
+
+#[test]
+fn a_process_that_has_ended_is_dead() {
+    let mut child = Command::new("true").spawn().unwrap();
+    let pid = child.id();
+    // Not waited for, it is a zombie: its pid is taken, and nobody is there.
+    let mut states = vec![];
+    child.wait().unwrap();
+    states.push(changed(1, &pid.to_string()).state());
+    // The same pid, started at another time.
+    states.push(changed(2, "1").state());
+    // Before this boot.
+    states.push(changed(0, "00000000000000ff").state());
+    assert_eq!(states, [State::Dead; 3]);
+}
+
+/// A pid of another namespace says nothing here.
+#[test]
+fn a_process_that_cannot_be_seen_from_here_is_not_called_dead() {
+    assert_eq!(changed(3, "1").state(), State::Unknown);
+}
+
+/// This process, but for one part.
+fn changed(part: usize, value: &str) -> Owner {
+    let this = Owner::this().unwrap().to_string();
+    let mut parts: Vec<_> = this.split(':').collect();
+    parts[part] = value;
+    Owner::parse(&parts.join(":")).unwrap()
+}
+
+proptest! {
+    /// Labels can be set by anybody.
+    #[test]
+    fn what_is_not_an_owner_is_not_read_as_one(text in "[0-9a-f:-]{0,60}") {
+        if let Some(owner) = Owner::parse(&text) {
+            prop_assert_eq!(Owner::parse(&owner.to_string()), Some(owner));
+        }
+    }
+}
