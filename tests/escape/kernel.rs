@@ -1,0 +1,140 @@
+//! The kernel's calls that an agent has no use for, each with arguments that would do no harm if it were let through.
+
+use std::arch::asm;
+use std::fs;
+use std::io;
+
+use crate::{Attempt, Facts, Outcome, answered};
+
+pub(crate) const ATTEMPTS: &[Attempt] = &[
+    attempt("capabilities", |_| capabilities()),
+    attempt("rights by a set-user-id program", |_| status("NoNewPrivs", |value| value == "1")),
+    attempt("a life without a filter", |_| status("Seccomp", |value| value == "2")),
+    attempt("being root", |_| Outcome::of(call(libc::SYS_setuid, 0))),
+    attempt("a user namespace", |_| {
+        Outcome::of(call(libc::SYS_unshare, libc::CLONE_NEWUSER.into()))
+    }),
+    attempt("a child in a user namespace", |_| {
+        Outcome::of(
+            call(libc::SYS_clone, (libc::CLONE_NEWUSER | libc::SIGCHLD).into())
+                .inspect(|pid| end_child(*pid)),
+        )
+    }),
+    attempt("any other namespace", |_| {
+        Outcome::of(call(libc::SYS_unshare, libc::CLONE_NEWNS.into()))
+    }),
+    attempt("somebody else's namespace", |_| Outcome::of(enter())),
+    attempt("the kernel's keyring", |_| {
+        denied(&[libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key])
+    }),
+    attempt("io_uring", |_| {
+        denied(&[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register])
+    }),
+    attempt("BPF", |_| denied(&[libc::SYS_bpf])),
+    attempt("performance counters", |_| denied(&[libc::SYS_perf_event_open])),
+    attempt("page faults handled by itself", |_| denied(&[libc::SYS_userfaultfd])),
+    attempt("modules", |_| {
+        denied(&[libc::SYS_init_module, libc::SYS_finit_module, libc::SYS_delete_module])
+    }),
+    attempt("another kernel", |_| {
+        denied(&[libc::SYS_kexec_load, libc::SYS_kexec_file_load, libc::SYS_reboot])
+    }),
+    attempt("the kernel's log", |_| denied(&[libc::SYS_syslog])),
+    attempt("the clock", |_| {
+        denied(&[libc::SYS_settimeofday, libc::SYS_clock_settime, libc::SYS_adjtimex])
+    }),
+    attempt("swap and accounting", |_| {
+        denied(&[libc::SYS_swapon, libc::SYS_swapoff, libc::SYS_acct, libc::SYS_quotactl])
+    }),
+    attempt("watching the whole file system", |_| denied(&[libc::SYS_fanotify_init])),
+    attempt("ports of the hardware", |_| denied(&[libc::SYS_ioperm, libc::SYS_iopl])),
+    attempt("segments for 16 bits", |_| denied(&[libc::SYS_modify_ldt])),
+    attempt("calls that nobody knows yet", |_| denied(&[600, 1000])),
+    attempt("calls by the numbers of x32", |_| x32()),
+    attempt("calls by the numbers of i386", |_| i386()),
+];
+
+const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
+    Attempt { area: "kernel", what, make }
+}
+
+/// Each must be unknown, or not permitted. Bad arguments would say that it was looked at.
+fn denied(numbers: &[libc::c_long]) -> Outcome {
+    Outcome::all(numbers.iter().map(|number| {
+        let outcome = match call(*number, 0) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+                Outcome::of(Err::<(), _>(error))
+            }
+            Err(error) => Outcome::Escaped(format!("the kernel looked at it: {error}")),
+            Ok(_) => Outcome::Escaped("it worked".to_owned()),
+        };
+        (format!("call {number}"), outcome)
+    }))
+}
+
+fn call(number: libc::c_long, first: libc::c_long) -> io::Result<i64> {
+    // SAFETY: no pointer is passed; the kernel checks the numbers.
+    answered(unsafe { libc::syscall(number, first, 0, 0, 0, 0) })
+}
+
+/// Where there is a child after all, it must not go on as a second one of us.
+fn end_child(pid: i64) {
+    if pid == 0 {
+        // SAFETY: the child ends here, and runs nothing on its way out.
+        unsafe { libc::_exit(0) };
+    }
+}
+
+/// All five sets are empty, the bounding one too.
+fn capabilities() -> Outcome {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let sets: Vec<_> = status.lines().filter(|line| line.starts_with("Cap")).collect();
+    let is_empty = |line: &&str| line.ends_with("\t0000000000000000");
+    Outcome::expect(sets.len() == 5 && sets.iter().all(is_empty), "five empty sets")
+}
+
+fn status(field: &str, is_right: fn(&str) -> bool) -> Outcome {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
+    let value = value.unwrap_or("nothing");
+    Outcome::expect(is_right(value), format!("{field} is {value}"))
+}
+
+fn enter() -> io::Result<i64> {
+    use std::os::fd::AsRawFd;
+    let namespace = fs::File::open("/proc/self/ns/net")?;
+    call(libc::SYS_setns, namespace.as_raw_fd().into())
+}
+
+fn x32() -> Outcome {
+    // SAFETY: no pointer is passed.
+    in_child(|| unsafe { libc::syscall(X32 | libc::SYS_getpid) })
+}
+
+fn i386() -> Outcome {
+    in_child(|| {
+        let mut answer: i64 = 20; // `getpid` of i386
+        // SAFETY: the call reads and writes no memory.
+        unsafe { asm!("int 0x80", inout("rax") answer) };
+        answer
+    })
+}
+
+/// A filter may well end whoever asks for a process id in such a way.
+fn in_child(get_pid: fn() -> i64) -> Outcome {
+    // SAFETY: there is one thread; the child makes one call and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let got_through = get_pid() > 0;
+        // SAFETY: the child ends here.
+        unsafe { libc::_exit(got_through.into()) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` lives through the call.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    let got_through = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1;
+    Outcome::expect(!got_through, if libc::WIFSIGNALED(status) { "killed" } else { "an error" })
+}
+
+/// `__X32_SYSCALL_BIT` of asm/unistd.h.
+const X32: libc::c_long = 0x4000_0000;

@@ -1,0 +1,104 @@
+//! Ways to somebody outside: there is no network, and no socket but the run's own.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::{Attempt, Facts, Outcome, answered};
+
+pub(crate) const ATTEMPTS: &[Attempt] = &[
+    attempt("an address of the internet", |_| tcp("1.1.1.1:443")),
+    attempt("the same over IPv6", |_| tcp("[2606:4700:4700::1111]:443")),
+    attempt("the cloud's metadata service", |_| tcp("169.254.169.254:80")),
+    attempt("Docker's bridge", |_| tcp("172.17.0.1:22")),
+    attempt("a port of the host's loopback", |facts| match facts.get("port") {
+        Some(port) => tcp(&format!("127.0.0.1:{port}")),
+        None => untold("port"),
+    }),
+    attempt("DNS over UDP", |_| Outcome::of(dns())),
+    attempt("DNS by way of the C library", |_| Outcome::of(("example.com", 443).to_socket_addrs())),
+    attempt("multicast", |_| {
+        Outcome::of(
+            UdpSocket::bind("0.0.0.0:0")
+                .and_then(|socket| socket.send_to(b"x", "224.0.0.251:5353")),
+        )
+    }),
+    attempt("interfaces other than lo", |_| interfaces()),
+    attempt("a raw socket", |_| Outcome::of(socket(libc::AF_INET, libc::SOCK_RAW, 1))),
+    attempt("a packet socket", |_| Outcome::of(socket(libc::AF_PACKET, libc::SOCK_RAW, 3))),
+    attempt("a socket to the hypervisor", |_| {
+        Outcome::of(socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0))
+    }),
+    attempt("a socket to the kernel's crypto", |_| {
+        Outcome::of(socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0))
+    }),
+    attempt("netlink beyond routes", |_| {
+        Outcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_AUDIT))
+    }),
+    attempt("an abstract unix socket of the host", |facts| match facts.get("abstract") {
+        Some(name) => Outcome::of(abstract_socket(name)),
+        None => untold("abstract"),
+    }),
+    attempt("a new unix socket of its own", |_| {
+        Outcome::of(socket(libc::AF_UNIX, libc::SOCK_STREAM, 0))
+    }),
+    attempt("the run's socket, past the bridge", |_| {
+        Outcome::of(std::os::unix::net::UnixStream::connect("/llm-sock/llm.sock"))
+    }),
+];
+
+const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
+    Attempt { area: "network", what, make }
+}
+
+fn untold(fact: &str) -> Outcome {
+    Outcome::Escaped(format!("nobody told `{fact}=`, so this was not tried"))
+}
+
+fn tcp(address: &str) -> Outcome {
+    let address: SocketAddr = address.parse().expect("the addresses above are well-formed");
+    Outcome::of(TcpStream::connect_timeout(&address, PATIENCE))
+}
+
+fn dns() -> io::Result<()> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.connect("8.8.8.8:53")?;
+    socket.send(
+        b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01",
+    )?;
+    socket.recv(&mut [0; 512]).map(drop)
+}
+
+fn interfaces() -> Outcome {
+    let table = fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    let names: Vec<_> =
+        table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
+    Outcome::expect(names == ["lo"], names.join(" "))
+}
+
+fn abstract_socket(name: &str) -> io::Result<()> {
+    let socket = socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::sa_family_t::try_from(libc::AF_UNIX).expect("a family is small"),
+        sun_path: [0; 108],
+    };
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    let length = libc::socklen_t::try_from(2 + 1 + name.len()).expect("a name is short");
+    // SAFETY: the address lives through the call, and `length` is within it.
+    answered(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    File::from(socket).read(&mut [0; 1]).map(drop)
+}
+
+fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    let descriptor = answered(unsafe { libc::socket(family, kind, protocol) })?;
+    // SAFETY: the kernel has just given it to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(descriptor).expect("descriptors are ints")) })
+}
+
+const PATIENCE: Duration = Duration::from_secs(1);

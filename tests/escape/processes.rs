@@ -1,0 +1,83 @@
+//! Other processes: those of the host are not there, and the first one of the sandbox keeps to itself.
+
+use std::fs;
+use std::io;
+
+use crate::{Attempt, Facts, Outcome, answered};
+
+pub(crate) const ATTEMPTS: &[Attempt] = &[
+    attempt("seeing the host's processes", |_| visible()),
+    attempt("a signal to a process of the host", |facts| {
+        match facts.get("host-pid").and_then(|pid| pid.parse().ok()) {
+            Some(pid) => Outcome::of(signal(pid, 0)),
+            None => Outcome::Escaped("nobody told `host-pid=`, so this was not tried".to_owned()),
+        }
+    }),
+    attempt("killing the first process", |_| kill_first()),
+    attempt("tracing the first process", |_| Outcome::of(trace())),
+    attempt("reading the first process' memory", |_| Outcome::of(read_memory())),
+    attempt("a descriptor of the first process", |_| Outcome::of(descriptor())),
+    attempt("more priority", |_| Outcome::of(priority())),
+    attempt("being spared when memory is short", |_| {
+        Outcome::of(fs::write("/proc/self/oom_score_adj", "-1000"))
+    }),
+    attempt("more than its limits", |_| Outcome::of(raise())),
+];
+
+const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
+    Attempt { area: "processes", what, make }
+}
+
+/// The first process, this one, and what started it.
+fn visible() -> Outcome {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let is_process = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    let count = entries.filter(|entry| is_process(&entry.file_name().to_string_lossy())).count();
+    Outcome::expect(count <= 3, format!("{count} processes"))
+}
+
+fn signal(pid: i32, signal: i32) -> io::Result<i64> {
+    // SAFETY: no pointer is passed.
+    answered(unsafe { libc::kill(pid, signal) })
+}
+
+/// The kernel takes the signal and drops it: whoever started a namespace is not killed from within.
+fn kill_first() -> Outcome {
+    let _ = signal(1, libc::SIGKILL);
+    Outcome::expect(fs::exists("/proc/1/status").unwrap_or(false), "it lives on")
+}
+
+fn trace() -> io::Result<i64> {
+    // SAFETY: attaching takes no pointers.
+    answered(unsafe { libc::ptrace(libc::PTRACE_ATTACH, 1, 0, 0) })
+}
+
+fn read_memory() -> io::Result<i64> {
+    let mut byte = 0_u8;
+    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(0x40_0000), iov_len: 1 };
+    // SAFETY: the local vector is a byte of ours; the remote one is the kernel's to check.
+    let read = unsafe { libc::process_vm_readv(1, &raw const local, 1, &raw const remote, 1, 0) };
+    answered(i64::try_from(read).expect("a length fits"))
+}
+
+fn descriptor() -> io::Result<i64> {
+    // SAFETY: no pointers are passed.
+    let process = answered(unsafe { libc::syscall(libc::SYS_pidfd_open, 1, 0) })?;
+    // SAFETY: as above.
+    answered(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, 0, 0) })
+}
+
+fn priority() -> io::Result<i64> {
+    // SAFETY: no pointer is passed.
+    answered(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) })
+}
+
+fn raise() -> io::Result<i64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit lives through the call.
+    answered(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_max += 1;
+    // SAFETY: the limit lives through the call.
+    answered(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
+}

@@ -1,0 +1,83 @@
+//! What would starve the host: each of these has an end that is the sandbox's own.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+
+use crate::{Attempt, Facts, Outcome, answered, name};
+
+pub(crate) const ATTEMPTS: &[Attempt] = &[
+    attempt("filling /tmp", |_| fill("/tmp", 64 << 20)),
+    attempt("filling /run", |_| fill("/run", 8 << 20)),
+    attempt("filling /dev/shm", |_| fill("/dev/shm", 64 << 20)),
+    attempt("a core dump", |_| limit(libc::RLIMIT_CORE, 0)),
+    attempt("as many files as it likes", |_| limit(libc::RLIMIT_NOFILE, 4096)),
+    attempt("a file without an end", |_| limit(libc::RLIMIT_FSIZE, 4 << 30)),
+    attempt("as many processes as it likes", fork_bomb),
+];
+
+const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
+    Attempt { area: "resources", what, make }
+}
+
+/// A place that is not there, or is not for writing, is not filled either.
+fn fill(directory: &str, most: u64) -> Outcome {
+    let path = format!("{directory}/fill");
+    let mut written = 0;
+    let ended = File::create(&path).and_then(|mut file| {
+        let chunk = vec![1; 1 << 20];
+        while written <= most {
+            written += u64::try_from(file.write(&chunk)?).expect("a length fits");
+        }
+        Ok(())
+    });
+    let _ = fs::remove_file(&path);
+    match ended {
+        Ok(()) => Outcome::Escaped(format!("{written} bytes and no end")),
+        Err(error) => Outcome::Held(format!("{} MiB, then: {}", written >> 20, name(&error))),
+    }
+}
+
+fn limit(resource: libc::__rlimit_resource_t, most: u64) -> Outcome {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit lives through the call.
+    let asked = answered(unsafe { libc::getrlimit(resource, &raw mut limit) });
+    Outcome::expect(asked.is_ok() && limit.rlim_max <= most, format!("at most {}", limit.rlim_max))
+}
+
+fn fork_bomb(facts: &Facts) -> Outcome {
+    let Some(most) = facts.get("pids").and_then(|pids| pids.parse::<usize>().ok()) else {
+        return Outcome::Escaped("nobody told `pids=`, so this was not tried".to_owned());
+    };
+    let mut children = vec![];
+    let ended = loop {
+        match fork() {
+            Ok(child) => children.push(child),
+            Err(error) => break Some(error),
+        }
+        if children.len() > most {
+            break None;
+        }
+    };
+    for child in &children {
+        // SAFETY: it is a child of ours.
+        unsafe { libc::kill(*child, libc::SIGKILL) };
+        // SAFETY: no status is asked for.
+        unsafe { libc::waitpid(*child, std::ptr::null_mut(), 0) };
+    }
+    match ended {
+        Some(error) => Outcome::Held(format!("within the limit: {}", name(&error))),
+        None => Outcome::Escaped(format!("{} children", children.len())),
+    }
+}
+
+fn fork() -> io::Result<i32> {
+    // SAFETY: there is one thread; the child waits for its end and does nothing else.
+    let child = answered(unsafe { libc::fork() })?;
+    if child == 0 {
+        loop {
+            // SAFETY: it waits.
+            unsafe { libc::pause() };
+        }
+    }
+    Ok(i32::try_from(child).expect("a pid is an int"))
+}
