@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use crate::app::App;
 use crate::config::Config;
 use crate::sandbox::output::Output;
-use crate::sandbox::spec::docker::{Stamp, UID};
-use crate::sandbox::{self, Cause, Ended, Owner, RunSpec, docker, host_path};
+use crate::sandbox::spec::{Stamp, UID};
+use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, host_path};
 
 pub use result::{ErrorCode, RunResult, Timings};
 
@@ -38,7 +38,8 @@ pub struct Order {
     pub roots: Vec<PathBuf>,
     /// Where runs have their directories.
     pub run_dir: PathBuf,
-    pub docker_socket: PathBuf,
+    /// Who makes the sandbox.
+    pub driver: Driver,
     /// Between SIGTERM and SIGKILL.
     pub grace: Duration,
 }
@@ -46,8 +47,8 @@ pub struct Order {
 /// A run whose socket is bound and whose log is open.
 pub struct Prepared {
     app: App,
-    sandbox: docker::Order,
-    docker_socket: PathBuf,
+    driver: Driver,
+    sandbox: sandbox::Order,
     directory: Directory,
 }
 
@@ -58,8 +59,9 @@ impl Prepared {
     /// # Errors
     /// What is wrong with the order, or cannot be bound or opened.
     pub fn new(order: Order) -> anyhow::Result<Self> {
-        let Order { mut config, mut spec, roots, run_dir, docker_socket, grace } = order;
+        let Order { mut config, mut spec, roots, run_dir, driver, grace } = order;
         spec.check()?;
+        driver.check(&spec)?;
         host_path::check(&spec, &roots)?;
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
@@ -75,13 +77,14 @@ impl Prepared {
         }
         let app = App::build(config)?;
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let sandbox = docker::Order { spec, stamp: Stamp { owner, deadline }, grace };
-        Ok(Self { app, sandbox, docker_socket, directory })
+        let stamp = Stamp { owner, deadline };
+        let sandbox = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
+        Ok(Self { app, driver, sandbox, directory })
     }
 
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
-        let Self { app, sandbox, docker_socket, directory } = self;
+        let Self { app, driver, sandbox, directory } = self;
         let begun = Instant::now();
         let run = app.runs().list().pop().expect("an app on a socket has one run");
         let limits = sandbox.spec.limits;
@@ -96,7 +99,7 @@ impl Prepared {
                 () = sleep_until(deadline) => Cause::Deadline,
             }
         };
-        tracing::info!(run = run.identity.run, image = sandbox.spec.image, "starting the sandbox");
+        tracing::info!(run = run.identity.run, root = %sandbox.spec.root, "starting the sandbox");
         let mut output = Output::new(limits.max_output_bytes, live);
         let serve = async {
             let served = app.serve(gateway_stop.clone()).await;
@@ -104,7 +107,7 @@ impl Prepared {
             served
         };
         let live = async {
-            let ended = Box::pin(docker::run(&docker_socket, sandbox, &mut output, until)).await;
+            let ended = Box::pin(driver.run(&sandbox, &mut output, until)).await;
             gateway_stop.cancel();
             ended
         };

@@ -1,13 +1,16 @@
 //! One sandbox: what it is allowed, how it is made, and how it ends.
 //!
 //! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
-//! looks at the paths of this machine that it names; [`docker`] is the driver, which makes, watches and removes;
-//! [`output`] keeps what the sandbox prints; [`owner`] says which process of this machine answers for it.
+//! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
+//! or [`embedded`], which needs neither a daemon nor an image; [`output`] keeps what the sandbox prints; [`owner`] says
+//! which process of this machine answers for it.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
 //! that can be said in a [`spec::RunSpec`].
 
 pub mod docker;
+pub mod driver;
+pub mod embedded;
 pub mod host_path;
 pub mod output;
 pub mod owner;
@@ -18,6 +21,7 @@ use std::time::Duration;
 
 use crate::base::hex;
 
+pub use driver::{Driver, Order};
 pub use owner::Owner;
 pub use spec::RunSpec;
 
@@ -60,6 +64,8 @@ pub enum Error {
         "run `{0}` has a sandbox already; wait for it, or use `cogni-gateway sweep` after a crash"
     )]
     Taken(String),
+    #[error("the sandbox cannot be made: {0}")]
+    Embedded(String),
     #[error("Docker Engine cannot {doing}")]
     Engine { doing: &'static str, source: bollard::errors::Error },
     #[error(

@@ -18,15 +18,15 @@ use super::flags;
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::{Order, Prepared};
-use crate::sandbox::RunSpec;
-use crate::sandbox::spec::{Access, Limits, Workspace};
+use crate::sandbox::spec::{Access, Limits, Root, Workspace};
+use crate::sandbox::{self, RunSpec, embedded};
 
 /// The command and its flags: its own, and one for each setting of the gateway.
 pub fn command() -> Command {
     <Args as clap::Args>::augment_args(
         Command::new("run")
             .about("Run one program in a sandbox, with the gateway as its only way out")
-            .override_usage("cogni-gateway run --image IMAGE [OPTIONS] -- PROGRAM [ARGUMENT]...")
+            .override_usage("cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]...")
             .after_help(EXAMPLE)
             .args(flags::of(settings())),
     )
@@ -36,17 +36,25 @@ pub fn command() -> Command {
 struct Args {
     /// The image, by name or id; it has to be on this machine
     #[arg(long, env = "COGNI_IMAGE")]
-    image: String,
+    image: Option<String>,
 
-    /// How the sandbox is made
-    #[arg(long, value_enum, default_value_t = Driver::Docker)]
+    /// An unpacked root to take instead; with neither, the programs of this machine are taken
+    #[arg(long, value_name = "DIR")]
+    rootfs: Option<PathBuf>,
+
+    /// Who makes the sandbox
+    #[arg(long, value_enum, default_value_t = Driver::Auto, env = "COGNI_DRIVER")]
     driver: Driver,
+
+    /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
+    #[arg(long)]
+    allow_unlimited: bool,
 
     /// What stands at /workspace, and whether the program may write there; `ro` where nothing is said
     #[arg(long, value_name = "DIR[:ro|rw|none]")]
     workspace: Option<String>,
 
-    /// The workspace has to be below one of these [default: the current directory]
+    /// The workspace and the root have to be below one of these [default: the current directory]
     #[arg(long, value_name = "DIR")]
     root: Vec<PathBuf>,
 
@@ -109,7 +117,12 @@ pub(super) struct Places {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Driver {
+    /// Docker Engine where there is an image, else we ourselves
+    Auto,
+    /// Docker Engine
     Docker,
+    /// We ourselves, with nothing else installed
+    Embedded,
 }
 
 /// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not.
@@ -141,11 +154,22 @@ pub fn order(
 ) -> anyhow::Result<Order> {
     let args = Args::from_arg_matches(matches)?;
     let config = configure(matches, variable)?;
-    let Driver::Docker = args.driver;
+    let root = root(args.image, args.rootfs)?;
+    let Places { docker_socket, run_dir } = args.places;
+    let is_docker = match args.driver {
+        Driver::Auto => matches!(root, Root::Image(_)),
+        Driver::Docker => true,
+        Driver::Embedded => false,
+    };
+    let driver = if is_docker {
+        sandbox::Driver::Docker { socket: docker_socket }
+    } else {
+        sandbox::Driver::Embedded(embedded::Settings { may_be_unlimited: args.allow_unlimited })
+    };
     let here = env::current_dir().context("the current directory is gone")?;
     let spec = RunSpec {
         run: config.identity.run.clone(),
-        image: args.image,
+        root,
         argv: args.argv,
         env: args.env.into_iter().collect(),
         limits: Limits {
@@ -162,8 +186,7 @@ pub fn order(
         init: init(args.init)?,
     };
     let roots = if args.root.is_empty() { vec![here] } else { args.root };
-    let Places { docker_socket, run_dir } = args.places;
-    Ok(Order { config, spec, roots, run_dir, docker_socket, grace: args.grace })
+    Ok(Order { config, spec, roots, run_dir, driver, grace: args.grace })
 }
 
 /// The gateway's configuration. Standard output is the result's, so the access log is not written there.
@@ -188,6 +211,17 @@ fn configure(
 /// Where the socket is and whose, the runner decides.
 fn settings() -> impl Iterator<Item = &'static Setting> {
     SETTINGS.iter().filter(|setting| !setting.name.starts_with("SOCKET_"))
+}
+
+fn root(image: Option<String>, rootfs: Option<PathBuf>) -> anyhow::Result<Root> {
+    match (image, rootfs) {
+        (Some(image), None) => Ok(Root::Image(image)),
+        (None, Some(path)) => Ok(Root::Directory(std::path::absolute(path)?)),
+        (None, None) => Ok(Root::Host),
+        (Some(image), Some(path)) => {
+            bail!("the image is `{image}`, the root `{}`; give one of them", path.display())
+        }
+    }
 }
 
 fn workspace(given: &str) -> anyhow::Result<Workspace> {

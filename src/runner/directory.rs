@@ -36,6 +36,10 @@ impl Directory {
         Ok(directory)
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Short: a socket's path has 107 bytes.
     pub(super) fn socket_dir(&self) -> PathBuf {
         self.path.join("sock")

@@ -19,25 +19,14 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::output::Output;
-use super::spec::RunSpec;
-use super::spec::docker::{OWNER_LABEL, RUN_LABEL, Stamp, create_body};
-use super::{Cause, Ended, Error, name_of};
+use super::spec::docker::{OWNER_LABEL, RUN_LABEL, create_body};
+use super::{Cause, Ended, Error, Order, name_of};
 use container::{Container, Started};
 
 /// A connection to an engine.
 #[derive(Clone, Debug)]
 pub struct Docker {
     client: bollard::Docker,
-}
-
-/// What is to be run, for whom, and how it is ended.
-#[derive(Clone, Debug)]
-pub struct Order {
-    /// Its image may be a name: the engine is asked once, and goes by the id.
-    pub spec: RunSpec,
-    pub stamp: Stamp,
-    /// Between SIGTERM and SIGKILL.
-    pub grace: Duration,
 }
 
 /// A container that carries our labels.
@@ -110,13 +99,18 @@ impl Docker {
         }
     }
 
-    /// Creates the container, which does not run yet.
-    async fn create(&self, Order { spec, stamp, .. }: &Order) -> Result<Container, Error> {
-        let spec = RunSpec { image: self.image_id(&spec.image).await?, ..spec.clone() };
+    /// Creates the container, which does not run yet. An image may be given by name: it is asked for once, and then
+    /// goes by its id.
+    async fn create(
+        &self,
+        image: &str,
+        Order { spec, stamp, .. }: &Order,
+    ) -> Result<Container, Error> {
+        let image = self.image_id(image).await?;
         let options = CreateContainerOptionsBuilder::default().name(&name_of(&spec.run)).build();
-        match self.client.create_container(Some(options), create_body(&spec, stamp)).await {
+        match self.client.create_container(Some(options), create_body(spec, &image, stamp)).await {
             Ok(created) => Ok(Container::new(self.client.clone(), created.id)),
-            Err(error) if is_status(&error, CONFLICT) => Err(Error::Taken(spec.run)),
+            Err(error) if is_status(&error, CONFLICT) => Err(Error::Taken(spec.run.clone())),
             Err(source) => Err(Error::Engine { doing: "create the container", source }),
         }
     }
@@ -167,7 +161,8 @@ impl Docker {
 /// The sandbox could not be made, or was lost on the way.
 pub async fn run<W: AsyncWrite + Unpin>(
     socket: &Path,
-    order: Order,
+    image: &str,
+    order: &Order,
     output: &mut Output<W>,
     until: impl Future<Output = Cause>,
 ) -> Result<Ended, Error> {
@@ -179,7 +174,7 @@ pub async fn run<W: AsyncWrite + Unpin>(
         cause = &mut until => Err(cause),
         started = async {
             let docker = docker.insert(Docker::connect(socket).await?);
-            let container = docker.create(&order).await?;
+            let container = docker.create(image, order).await?;
             id = Some(container.id().to_owned());
             container.start().await
         } => Ok(started),
@@ -201,7 +196,7 @@ pub async fn run<W: AsyncWrite + Unpin>(
     };
     if let Some(docker) = docker {
         if id.is_none() {
-            id = docker.late(&order, was_cut).await;
+            id = docker.late(order, was_cut).await;
         }
         if let Some(id) = id {
             docker.tidy_up(&id).await;

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::Error;
-use super::spec::{RunSpec, Workspace};
+use super::spec::{Root, RunSpec, Workspace};
 
 /// Checks every path of `spec` that is somebody else's than ours.
 ///
@@ -17,8 +17,12 @@ pub fn check(spec: &RunSpec, roots: &[PathBuf]) -> Result<(), Error> {
         Workspace::None => None,
         Workspace::Directory { path, .. } => Some(path),
     };
+    let root = match &spec.root {
+        Root::Directory(path) => Some(path),
+        Root::Image(_) | Root::Host => None,
+    };
     let mounts = spec.mounts.iter().map(|mount| &mount.source);
-    for path in workspace.into_iter().chain(mounts) {
+    for path in root.into_iter().chain(workspace).chain(mounts) {
         judge(path, roots).map_err(|why| Error::HostPath { path: path.clone(), why })?;
     }
     Ok(())

@@ -3,10 +3,11 @@
 pub mod docker;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::Error;
+use super::{Error, Owner};
 
 /// One sandbox, as its host describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,8 +15,7 @@ use super::Error;
 pub struct RunSpec {
     /// Made by the host.
     pub run: String,
-    /// The image's id, `sha256:…`: a name may mean another image a moment later.
-    pub image: String,
+    pub root: Root,
     /// Executed as it stands, without a shell.
     pub argv: Vec<String>,
     /// Wins over what every agent is given.
@@ -29,6 +29,34 @@ pub struct RunSpec {
     /// `cogni-init` on this machine, which becomes the sandbox's first process. Without it the engine's own does,
     /// and there is no bridge to the run's socket but what the image brings.
     pub init: Option<PathBuf>,
+}
+
+/// Where the programs of a sandbox come from. Whatever it is, nothing is ever written to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// An image of the engine, by its id, `sha256:…`: a name may mean another image a moment later.
+    Image(String),
+    /// An unpacked root of this machine.
+    Directory(PathBuf),
+    /// The programs of this machine, and the few files in `/etc` that they need.
+    Host,
+}
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Image(image) => f.write_str(image),
+            Self::Directory(path) => path.display().fmt(f),
+            Self::Host => f.write_str("this machine's programs"),
+        }
+    }
+}
+
+/// Who answers for a sandbox, and until when it is good.
+#[derive(Clone, Debug)]
+pub struct Stamp {
+    pub owner: Owner,
+    pub deadline: SystemTime,
 }
 
 /// What a sandbox may use.
@@ -163,6 +191,10 @@ fn is_target(target: &Path) -> bool {
     let meets = |own: &&str| target.starts_with(own) || Path::new(own).starts_with(target);
     target.is_absolute() && is_plain && !OWN_TARGETS.iter().any(meets)
 }
+
+/// The user inside. No name is needed for it in the image.
+pub const UID: u32 = 1001;
+const GID: u32 = 1001;
 
 /// Where the run's socket is found in a sandbox. Not below `/run`: a tmpfs would hide it.
 pub const SOCKET_DIR: &str = "/llm-sock";

@@ -7,8 +7,8 @@ mod owner;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::sandbox::spec::docker::{SECCOMP, Stamp, create_body};
-use cogni_gateway::sandbox::spec::{Access, Limits, Mount, Volume, Workspace};
+use cogni_gateway::sandbox::spec::docker::{SECCOMP, create_body};
+use cogni_gateway::sandbox::spec::{Access, Limits, Mount, Root, Stamp, Volume, Workspace};
 use cogni_gateway::sandbox::{Owner, RunSpec, name_of};
 use serde_json::{Value, json};
 
@@ -125,7 +125,7 @@ fn a_run_has_the_same_name_each_time_and_no_other_run_has_it() {
 fn asked(spec: &RunSpec) -> Value {
     let owner = Owner::parse("0123456789abcdef:42:4242:4026531836").unwrap();
     let stamp = Stamp { owner, deadline: UNIX_EPOCH + Duration::from_secs(1_800_000_001) };
-    let mut body = serde_json::to_value(create_body(spec, &stamp)).unwrap();
+    let mut body = serde_json::to_value(create_body(spec, "sha256:0123", &stamp)).unwrap();
     let profile = &mut body["HostConfig"]["SecurityOpt"][1];
     assert_eq!(*profile, json!(format!("seccomp={SECCOMP}")));
     *profile = json!("seccomp=(config/seccomp.json)");
@@ -138,7 +138,7 @@ fn asked(spec: &RunSpec) -> Value {
 fn spec() -> RunSpec {
     RunSpec {
         run: "run-1".into(),
-        image: "sha256:0123".into(),
+        root: Root::Image("sha256:0123".into()),
         argv: ["sh", "-c", "echo $HOME; true"].map(str::to_owned).into(),
         env: [].into(),
         limits: Limits::default(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use bollard::models::{
     ContainerCreateBody, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig,
@@ -10,21 +10,13 @@ use bollard::models::{
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::{Access, RunSpec, SOCKET_DIR, WORKSPACE, Workspace};
+use super::{Access, GID, RunSpec, SOCKET_DIR, Stamp, UID, WORKSPACE, Workspace};
 use crate::base::hex;
-use crate::sandbox::Owner;
 
-/// Who answers for a container, and until when it is good.
-#[derive(Clone, Debug)]
-pub struct Stamp {
-    pub owner: Owner,
-    pub deadline: SystemTime,
-}
-
-/// What Docker Engine is asked to create.
-pub fn create_body(spec: &RunSpec, stamp: &Stamp) -> ContainerCreateBody {
+/// What Docker Engine is asked to create, of an image that it has.
+pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreateBody {
     let mut body = ContainerCreateBody {
-        image: Some(spec.image.clone()),
+        image: Some(image.to_owned()),
         // With an entrypoint of ours, nothing of the image's own command remains.
         entrypoint: Some(command(spec)),
         env: Some(environment(spec)),
@@ -181,10 +173,6 @@ fn digest(body: &ContainerCreateBody) -> String {
     let body = serde_json::to_value(body).expect("a body of texts and numbers is JSON");
     hex::sha256(body.to_string().as_bytes())
 }
-
-/// The user inside. No name is needed for it in the image.
-pub const UID: u32 = 1001;
-const GID: u32 = 1001;
 
 pub const OWNER_LABEL: &str = "cogni.owner";
 pub const RUN_LABEL: &str = "cogni.run";
