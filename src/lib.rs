@@ -4,8 +4,8 @@
 //! says, and [`admin`] lets an operator change; [`runner`] puts a [`sandbox`] at its other end. [`gateway`]
 //! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
 //! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
-//! serve any other program. A room imports only from rooms below it; `tests/it/tidy.rs` holds the
-//! table and checks it.
+//! serve any other program. [`init`] is a program of its own, which runs in the sandbox. A room imports only
+//! from rooms below it; `tests/it/tidy.rs` holds the table and checks it.
 
 pub mod admin;
 pub mod app;
@@ -16,6 +16,7 @@ pub mod budget;
 pub mod cli;
 pub mod config;
 pub mod gateway;
+pub mod init;
 #[cfg(doc)]
 pub mod manual;
 pub mod observe;

@@ -1,7 +1,17 @@
-//! The `cogni-gateway` command.
+//! The `cogni-gateway` command, and under another name what is put into a sandbox: one file is enough for both ends.
 
+use std::env;
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::ExitCode;
 
+use cogni_gateway::{cli, init};
+
 fn main() -> ExitCode {
-    cogni_gateway::cli::main()
+    let mut arguments = env::args_os();
+    let path = arguments.next().unwrap_or_default();
+    match Path::new(&path).file_name().and_then(OsStr::to_str) {
+        Some("cogni-init") => init::main(arguments),
+        _ => cli::main(),
+    }
 }

@@ -136,3 +136,13 @@ fn a_loopback_interface_that_is_down_is_brought_up() {
     let said = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
     insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and is not ours to bring up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
 }
+
+/// R2: one dynamic file of the host is enough, where the sandbox has the host's libraries.
+#[test]
+fn the_gateway_is_this_program_under_its_name() {
+    let sandbox = Sandbox::new();
+    let link = sandbox.path("cogni-init");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cogni-gateway"), &link).unwrap();
+    let version = Ended::of(Command::new(&link).arg("--version"));
+    assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));
+}

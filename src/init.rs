@@ -1,10 +1,12 @@
 //! The first process of a sandbox: a static program that needs nothing of the image it runs in.
 //!
 //! It connects a local TCP port to the run's socket, starts the agent, forwards signals to it, reaps what it leaves
-//! behind, and ends with its exit status. One thread and one epoll loop do all of it; nothing of the library is in here.
+//! behind, and ends with its exit status. One thread and one epoll loop do all of it.
 //!
 //! Reading order: [`options`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`];
 //! [`supervisor`] waits, and turns the [`bridge`].
+//!
+//! **Invariant:** nothing of the house is in here, and no runtime: `cogni-init` is these files and little else.
 
 mod agent;
 mod bridge;
@@ -14,11 +16,9 @@ mod options;
 mod socket;
 mod supervisor;
 
-use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use bridge::Bridge;
@@ -26,20 +26,8 @@ use options::{Invocation, Options};
 use socket::RunSocket;
 use supervisor::Supervisor;
 
-fn main() -> ExitCode {
-    let mut arguments = env::args_os();
-    let path = arguments.next().unwrap_or_default();
-    #[expect(
-        clippy::match_single_binding,
-        reason = "another program of this file gets an arm of its own, by the name it is called by"
-    )]
-    match Path::new(&path).file_name().and_then(OsStr::to_str) {
-        // The driver chooses under which name it mounts us.
-        _ => init(arguments),
-    }
-}
-
-fn init(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+/// Runs the program; `arguments` are those after its own name.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(Invocation::Print(text)) => print(&text),
         Ok(Invocation::Start(options)) => start(&options).unwrap_or_else(|failure| {
