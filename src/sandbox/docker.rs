@@ -81,21 +81,28 @@ impl Docker {
                 name: name.trim_start_matches('/').to_owned(),
                 owner: labels.remove(OWNER_LABEL).unwrap_or_default(),
                 run: labels.remove(RUN_LABEL).unwrap_or_default(),
+                run_dir: labels.remove(DIR_LABEL).unwrap_or_default(),
             }
         });
         Ok(found.collect())
     }
 
-    /// Removes a container, running or not, with its anonymous volumes; one that is not there is as good as removed.
+    /// Removes a container, running or not, with its anonymous volumes; one that is not there is as good as removed,
+    /// and one that somebody else is removing is waited for.
     ///
     /// # Errors
     /// It is still there.
     pub async fn remove(&self, container: &str) -> Result<(), Error> {
-        let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-        match self.client.remove_container(container, Some(options)).await {
-            Ok(()) => Ok(()),
-            Err(error) if is_status(&error, NOT_FOUND) => Ok(()),
-            Err(source) => Err(Error::Engine { doing: "remove the container", source }),
+        let begun = Instant::now();
+        loop {
+            let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+            match self.client.remove_container(container, Some(options)).await {
+                Ok(()) => return Ok(()),
+                Err(error) if is_status(&error, NOT_FOUND) => return Ok(()),
+                Err(error) if is_status(&error, CONFLICT) && begun.elapsed() < REMOVAL => (),
+                Err(source) => return Err(Error::Engine { doing: "remove the container", source }),
+            }
+            sleep(PAUSE).await;
         }
     }
 
