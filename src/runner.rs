@@ -77,7 +77,7 @@ impl Prepared {
         }
         let app = App::build(config)?;
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let stamp = Stamp { owner, deadline };
+        let stamp = Stamp { owner, run_dir: directory.parent(), deadline };
         let sandbox = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
         Ok(Self { app, driver, sandbox, directory })
     }

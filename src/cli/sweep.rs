@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use super::run::Places;
-use crate::runner::sweep::{Fate, Found, Kind, sweep};
+use crate::runner::sweep::{Engine, Fate, Found, Kind, Sweep, Swept};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -14,34 +14,53 @@ pub struct Args {
     /// Remove what is orphaned; without this it is only shown
     #[arg(long)]
     apply: bool,
+
+    /// Show containers of runs with another run directory, too; they are never removed
+    #[arg(long)]
+    all: bool,
 }
 
-/// Exit status 1 where something is still left behind.
+/// Exit status 1 where something is still left behind, or could not be looked at.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Places { docker_socket, run_dir } = &args.places;
-    let found = runtime.block_on(sweep(docker_socket, run_dir, args.apply))?;
-    for Found { kind, name, state } in &found {
+    let Places { docker_socket, run_dir } = args.places.clone();
+    let socket = docker_socket.display().to_string();
+    let sweep = Sweep { docker_socket, run_dir, apply: args.apply, all: args.all };
+    let Swept { found, engine } = runtime.block_on(sweep.sweep())?;
+    for Found { kind, name, fate } in &found {
         let kind = match kind {
             Kind::Container => "container",
             Kind::Directory => "directory",
         };
-        let state = match state {
-            Fate::InUse => "in use",
-            Fate::Unclear => "kept: nobody can tell whose it is",
-            Fate::Orphaned => "orphaned",
-            Fate::Removed => "removed",
-            Fate::Stuck(error) => &format!("cannot be removed: {error}"),
-        };
-        writeln!(out, "{kind} {name}: {state}")?;
+        writeln!(out, "{kind} {name}: {}", describe(fate))?;
     }
-    let is_left = |found: &Found| matches!(found.state, Fate::Orphaned | Fate::Stuck(_));
+    match &engine {
+        Engine::Asked => (),
+        Engine::Absent => writeln!(out, "engine {socket}: not there, and so are no containers")?,
+        Engine::Failed(error) => writeln!(out, "engine {socket}: {error:#}")?,
+    }
+    let is_left = |found: &Found| matches!(found.fate, Fate::Orphaned | Fate::Stuck(_));
     let left = found.iter().filter(|found| is_left(found)).count();
     if left > 0 {
         let remedy = if args.apply { "" } else { "; `--apply` removes it" };
         writeln!(out, "{left} left behind{remedy}")?;
         return Ok(ExitCode::FAILURE);
     }
+    if let Engine::Failed(_) = engine {
+        writeln!(out, "nothing else is left behind")?;
+        return Ok(ExitCode::FAILURE);
+    }
     writeln!(out, "nothing is left behind")?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn describe(fate: &Fate) -> String {
+    match fate {
+        Fate::InUse => "in use".to_owned(),
+        Fate::Unclear => "kept: nobody can tell whose it is".to_owned(),
+        Fate::Elsewhere(run_dir) => format!("kept: of the runs in `{run_dir}`"),
+        Fate::Orphaned => "orphaned".to_owned(),
+        Fate::Removed => "removed".to_owned(),
+        Fate::Stuck(error) => format!("cannot be removed: {error}"),
+    }
 }

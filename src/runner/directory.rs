@@ -1,12 +1,25 @@
 //! A run's directory on this machine: nobody else can enter it, and it goes with the run.
 
 use std::fs::{self, DirBuilder, Permissions};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use anyhow::Context;
 
 use crate::sandbox::{Owner, name_of};
+
+/// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
+/// before a reboot is known by it.
+pub(super) fn real(run_dir: &Path) -> io::Result<PathBuf> {
+    let run_dir = path::absolute(run_dir)?;
+    match (fs::canonicalize(&run_dir), run_dir.parent(), run_dir.file_name()) {
+        (Err(error), Some(parent), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(real(parent)?.join(name))
+        }
+        (found, ..) => found,
+    }
+}
 
 /// Removed when it is dropped. Its name says whose it is, so there is no moment at which nobody knows.
 #[derive(Debug)]
@@ -25,6 +38,7 @@ impl Directory {
             .mode(0o711)
             .create(parent)
             .with_context(|| cannot(parent))?;
+        let parent = real(parent).with_context(|| cannot(parent))?;
         let path = parent.join(format!("{}-{}", name_of(run), owner.to_file_name()));
         DirBuilder::new().mode(0o700).create(&path).with_context(|| cannot(&path))?;
         let mut directory = Self { path, is_roots: false };
@@ -38,6 +52,11 @@ impl Directory {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Of all runs, without symlinks.
+    pub(super) fn parent(&self) -> PathBuf {
+        self.path.parent().map(Path::to_owned).unwrap_or_default()
     }
 
     /// Short: a socket's path has 107 bytes.

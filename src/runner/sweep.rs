@@ -1,24 +1,54 @@
 //! What crashed processes have left behind: found by the owner that everything of ours carries, and taken away.
 //!
-//! **Invariant:** nothing is touched whose owner may still live.
+//! **Invariant:** nothing is touched whose owner may still live, and nothing that belongs to another installation: one
+//! that has its runs in another directory.
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use super::directory::owner_of;
+use super::directory::{owner_of, real};
 use crate::sandbox::docker::{self, Docker};
 use crate::sandbox::owner::State;
 use crate::sandbox::{Owner, name_of};
+
+/// What is to be swept, and how far it goes.
+#[derive(Clone, Debug)]
+pub struct Sweep {
+    pub docker_socket: PathBuf,
+    /// Where the installation's runs have their directories.
+    pub run_dir: PathBuf,
+    /// Removes what is orphaned; else it is only looked at.
+    pub apply: bool,
+    /// Looks at other installations' containers, too, and no more than that.
+    pub all: bool,
+}
+
+/// What was found, and whether that is all.
+#[derive(Debug)]
+pub struct Swept {
+    pub found: Vec<Found>,
+    pub engine: Engine,
+}
+
+/// Whether there was an engine to be asked for containers.
+#[derive(Debug)]
+pub enum Engine {
+    Asked,
+    /// There is no such socket, and so there are no containers.
+    Absent,
+    /// It may have containers of ours.
+    Failed(anyhow::Error),
+}
 
 /// One thing that carries our mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub kind: Kind,
     pub name: String,
-    pub state: Fate,
+    pub fate: Fate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +64,8 @@ pub enum Fate {
     InUse,
     /// Nobody can tell whose it is, so it is kept.
     Unclear,
+    /// It belongs to the installation with this directory.
+    Elsewhere(String),
     /// Its owner is dead.
     Orphaned,
     /// Its owner is dead, and it is gone.
@@ -42,34 +74,54 @@ pub enum Fate {
     Stuck(String),
 }
 
-/// Looks at all containers and run directories of ours; with `apply`, removes those whose owner is dead.
-///
-/// # Errors
-/// The engine or the directory cannot be read.
-pub async fn sweep(socket: &Path, run_dir: &Path, apply: bool) -> anyhow::Result<Vec<Found>> {
-    let docker = Docker::connect(socket).await?;
-    let mut found = vec![];
-    for container in docker.ours().await? {
-        let mut state = fate(owner_of_container(&container));
-        if apply && state == Fate::Orphaned {
-            state = removed(docker.remove(&container.id).await);
+impl Sweep {
+    /// Looks at the installation's containers and run directories, and does about them what there is to do.
+    ///
+    /// # Errors
+    /// The directory cannot be read. What becomes of the engine is a part of what is found.
+    pub async fn sweep(&self) -> anyhow::Result<Swept> {
+        let cannot = || format!("cannot read `{}`", self.run_dir.display());
+        let run_dir = real(&self.run_dir).with_context(cannot)?;
+        let mut found = vec![];
+        let engine = self.containers(&run_dir, &mut found).await;
+        // After them: a container's socket is not taken away while it runs.
+        for name in names(&run_dir).with_context(cannot)? {
+            let mut fate = fate(owner_of(&name));
+            if self.apply && fate == Fate::Orphaned {
+                fate = removed(remove_directory(&run_dir.join(&name)));
+            }
+            found.push(Found { kind: Kind::Directory, name, fate });
         }
-        found.push(Found { kind: Kind::Container, name: container.name, state });
+        Ok(Swept { found, engine })
     }
-    // After them: a container's socket is not taken away while it runs.
-    for name in directories(run_dir)? {
-        let mut state = fate(owner_of(&name));
-        if apply && state == Fate::Orphaned {
-            state = removed(fs::remove_dir_all(run_dir.join(&name)));
+
+    async fn containers(&self, run_dir: &Path, found: &mut Vec<Found>) -> Engine {
+        if !self.docker_socket.exists() {
+            return Engine::Absent;
         }
-        found.push(Found { kind: Kind::Directory, name, state });
+        let asked = async {
+            let docker = Docker::connect(&self.docker_socket).await?;
+            let of = (!self.all).then_some(run_dir);
+            for container in docker.ours(of).await? {
+                let mut fate = fate_of_container(&container, run_dir);
+                if self.apply && fate == Fate::Orphaned {
+                    fate = removed(docker.remove(&container.id).await);
+                }
+                found.push(Found { kind: Kind::Container, name: container.name, fate });
+            }
+            anyhow::Ok(())
+        };
+        asked.await.map_or_else(Engine::Failed, |()| Engine::Asked)
     }
-    Ok(found)
 }
 
 /// A label can be set by anybody; a container of ours also has the name that goes with its run.
-fn owner_of_container(container: &docker::Found) -> Option<Owner> {
-    (container.name == name_of(&container.run)).then(|| Owner::parse(&container.owner))?
+fn fate_of_container(container: &docker::Found, run_dir: &Path) -> Fate {
+    if Path::new(&container.run_dir) != run_dir {
+        return Fate::Elsewhere(container.run_dir.clone());
+    }
+    let is_ours = container.name == name_of(&container.run);
+    fate(is_ours.then(|| Owner::parse(&container.owner)).flatten())
 }
 
 fn fate(owner: Option<Owner>) -> Fate {
@@ -87,18 +139,25 @@ fn removed<E: Into<anyhow::Error>>(removed: Result<(), E>) -> Fate {
     }
 }
 
+/// Another sweep may be quicker.
+fn remove_directory(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
 /// None where there is no such directory: nothing has run here yet.
-fn directories(run_dir: &Path) -> anyhow::Result<Vec<String>> {
-    let cannot = || format!("cannot read `{}`", run_dir.display());
-    let entries = match fs::read_dir(run_dir) {
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
-        Err(error) => return Err(error).with_context(cannot),
+        Err(error) => return Err(error),
     };
-    let mut names = vec![];
-    for entry in entries {
-        names.push(entry.with_context(cannot)?.file_name().to_string_lossy().into_owned());
-    }
+    let name = |entry: io::Result<fs::DirEntry>| {
+        entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
+    };
+    let mut names = entries.map(name).collect::<io::Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
 }

@@ -19,7 +19,7 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::output::Output;
-use super::spec::docker::{OWNER_LABEL, RUN_LABEL, create_body};
+use super::spec::docker::{DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body};
 use super::{Cause, Ended, Error, Order, name_of};
 use container::{Container, Started};
 
@@ -36,6 +36,8 @@ pub struct Found {
     pub name: String,
     pub owner: String,
     pub run: String,
+    /// Of its installation.
+    pub run_dir: String,
 }
 
 impl Docker {
@@ -64,12 +66,14 @@ impl Docker {
         }
     }
 
-    /// All containers with our labels, in every state.
+    /// All containers with our labels, in every state; with `run_dir`, those of its installation.
     ///
     /// # Errors
     /// The engine does not say.
-    pub async fn ours(&self) -> Result<Vec<Found>, Error> {
-        let filters = HashMap::from([("label", vec![OWNER_LABEL])]);
+    pub async fn ours(&self, run_dir: Option<&Path>) -> Result<Vec<Found>, Error> {
+        let dir = run_dir.map(|run_dir| format!("{DIR_LABEL}={}", run_dir.display()));
+        let labels = std::iter::once(OWNER_LABEL).chain(dir.as_deref()).collect();
+        let filters = HashMap::from([("label", labels)]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
         let listed = self.client.list_containers(Some(options)).await;
         let listed = listed.map_err(|source| Error::Engine { doing: "list containers", source })?;

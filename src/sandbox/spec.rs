@@ -56,6 +56,8 @@ impl fmt::Display for Root {
 #[derive(Clone, Debug)]
 pub struct Stamp {
     pub owner: Owner,
+    /// Where the runs of its installation have their directories: one engine may serve many.
+    pub run_dir: PathBuf,
     pub deadline: SystemTime,
 }
 

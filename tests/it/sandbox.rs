@@ -124,7 +124,11 @@ fn a_run_has_the_same_name_each_time_and_no_other_run_has_it() {
 /// What Docker Engine is asked for, the seccomp profile left out where it is ours.
 fn asked(spec: &RunSpec) -> Value {
     let owner = Owner::parse("0123456789abcdef:42:4242:4026531836").unwrap();
-    let stamp = Stamp { owner, deadline: UNIX_EPOCH + Duration::from_secs(1_800_000_001) };
+    let stamp = Stamp {
+        owner,
+        run_dir: PathBuf::from("/run/cogni"),
+        deadline: UNIX_EPOCH + Duration::from_secs(1_800_000_001),
+    };
     let mut body = serde_json::to_value(create_body(spec, "sha256:0123", &stamp)).unwrap();
     let profile = &mut body["HostConfig"]["SecurityOpt"][1];
     assert_eq!(*profile, json!(format!("seccomp={SECCOMP}")));

@@ -163,6 +163,7 @@ fn labels(spec: &RunSpec, stamp: &Stamp, digest: String) -> HashMap<String, Stri
     HashMap::from([
         (OWNER_LABEL.to_owned(), stamp.owner.to_string()),
         (RUN_LABEL.to_owned(), spec.run.clone()),
+        (DIR_LABEL.to_owned(), stamp.run_dir.display().to_string()),
         (DEADLINE_LABEL.to_owned(), deadline.as_secs().to_string()),
         (SPEC_LABEL.to_owned(), digest),
     ])
@@ -176,6 +177,8 @@ fn digest(body: &ContainerCreateBody) -> String {
 
 pub const OWNER_LABEL: &str = "cogni.owner";
 pub const RUN_LABEL: &str = "cogni.run";
+/// The directory of all its installation's runs, without symlinks.
+pub const DIR_LABEL: &str = "cogni.dir";
 /// Seconds since 1970.
 pub const DEADLINE_LABEL: &str = "cogni.deadline";
 /// SHA-256 of what was asked of the engine.

@@ -1,20 +1,19 @@
 //! R5, R8: what a killed runner leaves behind, and who takes it away.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Child, Command, Output, Stdio};
 
 use super::sandboxed::{Sandboxed, containers, entries, sh};
 use crate::support::process::Process;
+use cogni_gateway::sandbox::name_of;
 
 /// R5: after `kill -9`, the sweep finds the container and the directory, and nothing of them is left.
 #[test]
 fn what_a_killed_runner_leaves_is_swept_away() {
     let runner = Sandboxed::new();
     let run = format!("run-killed-{}", std::process::id());
-    let mut process =
-        Process::start(&mut runner.prepare(&["--run-id", &run], &sh("echo up; sleep 600")), "");
-    process.until(|said| said.contains("up\n"));
-    let container = name_of_container(&run);
+    let mut process = started(&runner, &run);
+    let container = name_of(&run);
     let directory = entries(&runner.run_dir()).pop().unwrap();
 
     let said = sweep(&runner, &["--apply"]).1;
@@ -35,6 +34,45 @@ fn what_a_killed_runner_leaves_is_swept_away() {
     runner.assert_nothing_is_left(&run);
 }
 
+/// R5: one engine may have runs of many installations; each sweeps its own.
+#[test]
+fn another_installations_leftovers_are_shown_and_not_touched() {
+    let (ours, theirs) = (Sandboxed::new(), Sandboxed::new());
+    let run = format!("run-theirs-{}", std::process::id());
+    let mut process = started(&theirs, &run);
+    process.signal("KILL");
+    process.wait();
+
+    assert_eq!(sweep(&ours, &["--apply"]), (0, "nothing is left behind\n".to_owned()));
+    let said = sweep(&ours, &["--apply", "--all"]).1;
+    let line = format!(
+        "container {}: kept: of the runs in `{}`\n",
+        name_of(&run),
+        theirs.run_dir().display()
+    );
+    assert!(said.contains(&line), "{said}");
+    assert!(!containers(&run).is_empty(), "it is removed");
+    assert_eq!(sweep(&theirs, &["--apply"]).0, 0);
+    theirs.assert_nothing_is_left(&run);
+}
+
+/// R5: whoever is second waits for the first, and finds it done.
+#[test]
+fn sweeps_at_the_same_time_do_not_get_into_each_others_way() {
+    let runner = Sandboxed::new();
+    let run = format!("run-twice-swept-{}", std::process::id());
+    let mut process = started(&runner, &run);
+    process.signal("KILL");
+    process.wait();
+    let start = |_| command(&runner, &["--apply"]).stdout(Stdio::piped()).spawn().unwrap();
+    let sweeps: Vec<Child> = (0..4).map(start).collect();
+    for sweep in sweeps {
+        let (status, said) = ended(sweep.wait_with_output().unwrap());
+        assert_eq!(status, 0, "{said}");
+    }
+    runner.assert_nothing_is_left(&run);
+}
+
 /// R5: what nobody can answer for is kept, and told.
 #[test]
 fn what_nobody_can_tell_the_owner_of_is_kept() {
@@ -48,13 +86,45 @@ fn what_nobody_can_tell_the_owner_of_is_kept() {
     assert_eq!(entries(&runner.run_dir()), ["somebody-elses"]);
 }
 
-fn sweep(runner: &Sandboxed, flags: &[&str]) -> (i32, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
-    command.env_clear().env("COGNI_RUN_DIR", runner.run_dir()).arg("sweep").args(flags);
-    let output = command.output().unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+/// R8: without an engine there is nothing of it to be left; one that cannot be asked is not taken for an empty one.
+#[test]
+fn an_engine_that_cannot_be_asked_is_told() {
+    let runner = Sandboxed::new();
+    let socket = runner.path().join("engine.sock");
+    let flags = ["--docker-socket", socket.to_str().unwrap()];
+    let told = |(status, said): (i32, String)| {
+        format!("{status}\n{}", said.replace(socket.to_str().unwrap(), "SOCKET"))
+    };
+    insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
+    0
+    engine SOCKET: not there, and so are no containers
+    nothing is left behind
+    ");
+    fs::write(&socket, "").unwrap();
+    insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
+    1
+    engine SOCKET: Docker Engine cannot be reached: Error in the hyper legacy client: client error (Connect): client error (Connect): Connection refused (os error 111)
+    nothing else is left behind
+    ");
 }
 
-fn name_of_container(run: &str) -> String {
-    cogni_gateway::sandbox::name_of(run)
+fn started(runner: &Sandboxed, run: &str) -> Process {
+    let command = &mut runner.prepare(&["--run-id", run], &sh("echo up; sleep 600"));
+    let mut process = Process::start(command, "");
+    process.until(|said| said.contains("up\n"));
+    process
+}
+
+fn sweep(runner: &Sandboxed, flags: &[&str]) -> (i32, String) {
+    ended(command(runner, flags).output().unwrap())
+}
+
+fn command(runner: &Sandboxed, flags: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    command.env_clear().env("COGNI_RUN_DIR", runner.run_dir()).arg("sweep").args(flags);
+    command
+}
+
+fn ended(output: Output) -> (i32, String) {
+    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }

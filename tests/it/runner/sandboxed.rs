@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::engine::{self, Engine, must};
+use crate::support::engine::{self, must};
 use crate::support::provider;
 
 pub(super) struct Sandboxed {
@@ -27,8 +27,7 @@ pub(super) struct Result {
 
 impl Sandboxed {
     pub(super) fn new() -> Self {
-        // For its check of engine and images, and what it says where one is missing.
-        Engine::connect();
+        engine::need(&[engine::HOST]);
         Self { directory: tempfile::tempdir().unwrap(), provider: None }
     }
 

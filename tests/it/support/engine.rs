@@ -24,6 +24,18 @@ pub(crate) fn init() -> &'static str {
     path
 }
 
+/// Panics, and says what to run, where there is no engine or one of `images` is missing.
+pub(crate) fn need(images: &[&str]) {
+    for image in images {
+        let found = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
+        assert!(
+            found.status.success(),
+            "this test needs Docker Engine and the image `{image}`; `tests/run image` sets up both. Docker says: {}",
+            String::from_utf8_lossy(&found.stderr)
+        );
+    }
+}
+
 pub(crate) struct Engine {
     label: String,
 }
@@ -31,15 +43,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// Panics, and says what to run, where there is no engine or no image to test.
     pub(crate) fn connect() -> Self {
-        for image in [GATEWAY, HOST, BUSYBOX] {
-            let found = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
-            assert!(
-                found.status.success(),
-                "this test needs Docker Engine and the image `{image}`; `tests/run image dropin` sets up both and \
-                 runs it. Docker says: {}",
-                String::from_utf8_lossy(&found.stderr)
-            );
-        }
+        need(&[GATEWAY, HOST, BUSYBOX]);
         Self { label: format!("cogni-gateway-test={}", Uuid::now_v7()) }
     }
 
