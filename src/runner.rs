@@ -120,6 +120,7 @@ impl Prepared {
             stdout: output.stdout.finish(),
             stderr: output.stderr.finish(),
             is_exhausted: run.ledger.exhausted().is_cancelled(),
+            is_denied: run.ledger.is_denied(),
             elapsed: begun.elapsed(),
         }
         .into_result(&run)

@@ -1,5 +1,6 @@
 //! The one ledger of a run: an atomic reservation before a call, one settlement after it.
 
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -101,6 +102,7 @@ struct State {
     spent: Amount,
     reserved: Amount,
     open_calls: u32,
+    is_denied: bool,
 }
 
 /// What earlier processes of a run have left behind.
@@ -144,7 +146,8 @@ impl Ledger {
         let rates = Rates::new(limits.requests_per_minute, limits.tokens_per_minute);
         let Past { spent, age } = past;
         let now = Instant::now();
-        let state = State { limits, rates, spent, reserved: Amount::default(), open_calls: 0 };
+        let reserved = Amount::default();
+        let state = State { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
         Self {
             started: now.checked_sub(age).unwrap_or(now),
             exhausted: CancellationToken::new(),
@@ -158,7 +161,9 @@ impl Ledger {
     /// The limit that stands in the way; what is spent for good comes before what only needs time.
     pub fn reserve(self: &Arc<Self>, ask: &Ask) -> Result<Reservation, Refusal> {
         let reserved = self.try_reserve(ask);
-        if reserved.as_ref().is_err_and(Refusal::is_for_good) {
+        let mut state = self.state();
+        state.is_denied = reserved.as_ref().is_err_and(Refusal::is_for_good);
+        if state.is_denied && state.is_spent(ask.price.clone()) {
             self.exhausted.cancel();
         }
         reserved
@@ -197,10 +202,15 @@ impl Ledger {
         self.state().limits.deadline.map(|limit| self.started + limit)
     }
 
-    /// Cancelled when a call is refused because what it needs is spent for good: not when the last turn is taken,
-    /// after which a run may still have things to say.
+    /// Cancelled when a call is refused and no other could be let through either: not when one is too large for what is
+    /// left, and not when the last turn is taken, after which a run may still have things to say.
     pub fn exhausted(&self) -> &CancellationToken {
         &self.exhausted
+    }
+
+    /// Whether the last call that asked was refused because what it needs is spent for good.
+    pub fn is_denied(&self) -> bool {
+        self.state().is_denied
     }
 
     pub fn spent(&self) -> Amount {
@@ -254,7 +264,7 @@ impl Ledger {
 }
 
 impl Refusal {
-    /// Whether no later call of its kind can be let through either. A deadline is told by [`Ledger::deadline`].
+    /// Whether the same call cannot be let through later either. A deadline is told by [`Ledger::deadline`].
     fn is_for_good(&self) -> bool {
         match self {
             Self::Turns { .. } | Self::Tokens { .. } | Self::Cost { .. } => true,
@@ -289,6 +299,16 @@ impl State {
         let cost =
             ask.price.as_ref().map(|price| price.most(ask.input, output)).unwrap_or_default();
         Ok((Amount { turns, input: ask.input, output, cost }, bound.filter(|_| ask.is_turn)))
+    }
+
+    /// Whether not even the smallest answer of this price could be asked for, were all calls still open given back.
+    fn is_spent(&mut self, price: Option<Arc<Price>>) -> bool {
+        let (input, output) = (Tokens(1), Some(Tokens(1)));
+        let least = Ask { is_turn: true, input, output, choices: 1, price };
+        let reserved = mem::take(&mut self.reserved);
+        let granted = self.grant(&least);
+        self.reserved = reserved;
+        granted.is_err()
     }
 
     fn check_turns(&self, turns: u64) -> Result<(), Refusal> {

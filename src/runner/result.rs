@@ -76,7 +76,10 @@ pub(super) struct Outcome {
     pub(super) served: anyhow::Result<()>,
     pub(super) stdout: Captured,
     pub(super) stderr: Captured,
+    /// No further call would have been let through.
     pub(super) is_exhausted: bool,
+    /// Its last call was too large for what was left of the budget.
+    pub(super) is_denied: bool,
     pub(super) elapsed: Duration,
 }
 
@@ -129,6 +132,7 @@ impl Outcome {
             // A program that lived on after the kernel had killed one of its children has dealt with it.
             (None, Some(0)) => self.stdout.truncated.then_some(ErrorCode::OutputTruncated),
             (None, Some(_)) if ended.oom_killed => Some(ErrorCode::OomKilled),
+            (None, Some(_)) if self.is_denied => Some(ErrorCode::BudgetExhausted),
             (None, Some(_)) => Some(ErrorCode::ContainerFailed),
         }
     }

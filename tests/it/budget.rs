@@ -107,6 +107,58 @@ fn each_answer_without_a_limit_is_reserved_for() {
     assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(50 * 16_384));
 }
 
+/// R5, G9: a call that is too large says nothing of the next one, and nor do calls that may still give back what they hold.
+#[test]
+fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
+    let told = |limits: Limits, steps: &dyn Fn(&Arc<Ledger>)| {
+        let ledger = ledger(&limits);
+        steps(&ledger);
+        (ledger.is_denied(), ledger.exhausted().is_cancelled())
+    };
+    let use_up = |ledger: &Arc<Ledger>, output: u64| {
+        let usage = Usage { output: Tokens(output), ..Usage::default() };
+        let _ = ledger.reserve(&turn(output)).unwrap().settle(&usage);
+    };
+    let reads = |input: u64| Ask { input: Tokens(input), ..turn(1) };
+    let tokens = || Limits { max_total_tokens: Some(Tokens(100)), ..Limits::default() };
+
+    let too_large = |ledger: &Arc<Ledger>| {
+        use_up(ledger, 50);
+        ledger.reserve(&reads(50)).unwrap_err();
+    };
+    assert_eq!(told(tokens(), &too_large), (true, false));
+    let smaller = |ledger: &Arc<Ledger>| {
+        too_large(ledger);
+        ledger.reserve(&reads(20)).unwrap().release();
+    };
+    assert_eq!(told(tokens(), &smaller), (false, false));
+    let spent = |ledger: &Arc<Ledger>| {
+        use_up(ledger, 99);
+        ledger.reserve(&reads(1)).unwrap_err();
+    };
+    assert_eq!(told(tokens(), &spent), (true, true));
+
+    let turns = || Limits { max_turns: Some(1), ..Limits::default() };
+    let last = |ledger: &Arc<Ledger>| use_up(ledger, 1);
+    assert_eq!(told(turns(), &last), (false, false));
+    let open = |ledger: &Arc<Ledger>| {
+        let _open = ledger.reserve(&turn(1)).unwrap();
+        ledger.reserve(&turn(1)).unwrap_err();
+    };
+    assert_eq!(told(turns(), &open), (true, false));
+    let one_more = |ledger: &Arc<Ledger>| {
+        last(ledger);
+        ledger.reserve(&turn(1)).unwrap_err();
+    };
+    assert_eq!(told(turns(), &one_more), (true, true));
+
+    let cost = Limits { max_cost_usd: Some(Nanodollars(3)), ..Limits::default() };
+    let dear = |ledger: &Arc<Ledger>| {
+        ledger.reserve(&Ask { price: Some(price("dear")), ..turn(1) }).unwrap_err();
+    };
+    assert_eq!(told(cost, &dear), (true, true));
+}
+
 /// G9: a call refused for the rate of requests has not used up the minute's tokens.
 #[test]
 fn a_refused_call_takes_no_tokens_of_the_minute() {

@@ -139,6 +139,30 @@ async fn calls_go_through_the_gateway_until_the_budget_is_spent() {
     assert_eq!(result.status, 1);
 }
 
+/// R5, G9: a call that is too large is refused, and the run goes on; it matters where the program fails for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_too_large_does_not_end_the_run() {
+    let runner = Sandboxed::with_provider().await;
+    let script = |last: &str| {
+        let call = r#"
+            call() { curl --silent --fail -o /dev/null -H 'content-type: application/json' --data-binary @- $OPENAI_BASE_URL/chat/completions; }
+            {
+                printf '{"model":"fake/chunks=1","max_tokens":9,"messages":[],"user":"'
+                head -c 100000 /dev/zero | tr '\0' x
+                printf '"}'
+            } | call && exit 3
+        "#;
+        format!("{call}\n{last}")
+    };
+    let flags = ["--max-total-tokens", "2000"];
+    let small = r#"echo '{"model":"fake/chunks=1","max_tokens":9,"messages":[]}' | call"#;
+    let goes_on = runner.run(&flags, &sh(&script(small)));
+    assert_eq!(goes_on.facts(), json!([true, 0, null]), "{}", goes_on.json);
+    assert_eq!(goes_on.json["usage"]["refused"], 1);
+    let gives_up = runner.run(&flags, &sh(&script("exit 1")));
+    assert_eq!(gives_up.facts(), json!([false, 1, "budget_exhausted"]), "{}", gives_up.json);
+}
+
 /// R6: the workspace is there as it was asked for.
 #[test]
 fn a_workspace_is_read_or_written_as_it_was_asked_for() {
