@@ -7,6 +7,7 @@ use std::path::{self, Path, PathBuf};
 
 use anyhow::Context;
 
+use crate::sandbox::spec::{HOSTS, HOSTS_TEXT};
 use crate::sandbox::{Owner, name_of};
 
 /// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
@@ -46,6 +47,9 @@ impl Directory {
         // The sandbox sees this one, and its user must be able to go through.
         fs::create_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
         fs::set_permissions(&socket_dir, Permissions::from_mode(0o755))?;
+        let hosts = socket_dir.join(HOSTS);
+        fs::write(&hosts, HOSTS_TEXT).with_context(|| cannot(&hosts))?;
+        fs::set_permissions(&hosts, Permissions::from_mode(0o644))?;
         directory.is_roots = fs::metadata(&socket_dir)?.uid() == 0;
         Ok(directory)
     }

@@ -24,7 +24,7 @@ pub struct RunSpec {
     pub workspace: Workspace,
     pub mounts: Vec<Mount>,
     pub volumes: Vec<Volume>,
-    /// The directory of the run's socket on this machine.
+    /// The directory of the run's socket on this machine, with [`HOSTS`] beside it.
     pub socket_dir: PathBuf,
     /// `cogni-init` on this machine, which becomes the sandbox's first process. Without it the engine's own does,
     /// and there is no bridge to the run's socket but what the image brings.
@@ -200,6 +200,13 @@ const GID: u32 = 1001;
 
 /// Where the run's socket is found in a sandbox. Not below `/run`: a tmpfs would hide it.
 pub const SOCKET_DIR: &str = "/llm-sock";
+
+/// The file beside the socket that is a sandbox's `/etc/hosts`. Where nothing says what `localhost` is, only those find
+/// the gateway who know by themselves: curl does, Node and everyone who asks libc do not.
+pub const HOSTS: &str = "hosts";
+
+/// IPv4 only, as the bridge is.
+pub const HOSTS_TEXT: &str = "127.0.0.1 localhost sandbox\n";
 
 /// The agent's home.
 pub const WORKSPACE: &str = "/workspace";

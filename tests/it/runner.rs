@@ -207,6 +207,16 @@ fn wrong_use_is_told_from_a_run_that_failed() {
     insta::assert_snapshot!(result.json["error"].as_str().unwrap(), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
 }
 
+/// R4: whoever asks libc finds the address that every client is given; curl would know by itself.
+#[test]
+fn the_name_localhost_leads_to_the_gateway() {
+    let call = "printf 'GET /health HTTP/1.0\\r\\n\\r\\n' | socat -t 5 STDIO TCP:localhost:8080; cat /etc/hosts";
+    let result = Sandboxed::new().run(&[], &sh(call));
+    let stdout = result.json["stdout"].as_str().unwrap();
+    assert!(stdout.starts_with("HTTP/1.1 200 OK\r\n"), "{}", result.json);
+    assert!(stdout.ends_with("127.0.0.1 localhost sandbox\n"), "{stdout}");
+}
+
 /// R1: for those who read it with a program.
 #[test]
 fn a_result_has_these_fields() {

@@ -10,7 +10,7 @@ use bollard::models::{
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::{Access, GID, RunSpec, SOCKET_DIR, Stamp, UID, WORKSPACE, Workspace};
+use super::{Access, GID, HOSTS, RunSpec, SOCKET_DIR, Stamp, UID, WORKSPACE, Workspace};
 use crate::base::hex;
 
 /// What Docker Engine is asked to create, of an image that it has.
@@ -110,6 +110,7 @@ fn tmpfs(spec: &RunSpec) -> HashMap<String, String> {
 
 fn mounts(spec: &RunSpec) -> Vec<BodyMount> {
     let socket = bind(&spec.socket_dir, Path::new(SOCKET_DIR), Access::ReadOnly);
+    let hosts = bind(&spec.socket_dir.join(HOSTS), Path::new("/etc/hosts"), Access::ReadOnly);
     let init = spec.init.iter().map(|path| bind(path, Path::new(INIT), Access::ReadOnly));
     let workspace = match &spec.workspace {
         Workspace::None => None,
@@ -121,7 +122,7 @@ fn mounts(spec: &RunSpec) -> Vec<BodyMount> {
         source: Some(volume.name.clone()),
         ..mount(&volume.target, volume.access)
     });
-    std::iter::once(socket).chain(init).chain(workspace).chain(mounts).chain(volumes).collect()
+    [socket, hosts].into_iter().chain(init).chain(workspace).chain(mounts).chain(volumes).collect()
 }
 
 fn bind(source: &Path, target: &Path, access: Access) -> BodyMount {
