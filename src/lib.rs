@@ -1,7 +1,8 @@
 //! One way out for untrusted agents: a programmable LLM gateway on a unix socket per run.
 //!
 //! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
-//! says, and [`admin`] lets an operator change; [`runner`] puts a [`sandbox`] at its other end. [`gateway`]
+//! says, and [`admin`] lets an operator change; [`runner`] puts a [`sandbox`] at its other end, and a
+//! [`relay`] brings its commits out. [`gateway`]
 //! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
 //! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
 //! serve any other program. [`init`] is a program of its own, which runs in the sandbox. A room imports only
@@ -22,6 +23,7 @@ pub mod manual;
 pub mod observe;
 pub mod protocol;
 pub mod provider;
+pub mod relay;
 pub mod run;
 pub mod runner;
 pub mod sandbox;

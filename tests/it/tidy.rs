@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["admin", "runner"],
     &["app"],
     &["config"],
-    &["gateway", "provider"],
+    &["gateway", "provider", "relay"],
     &["body", "upstream"],
     &["run"],
     &["sandbox", "stream", "observe"],

@@ -1,0 +1,76 @@
+//! The name of a git object.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use serde::{Deserialize, Serialize};
+
+use crate::base::hex;
+
+/// A SHA-1 name. Repositories that use another hash are refused where they are opened.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Sha([u8; 20]);
+
+/// The text is not 40 hexadecimal digits.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an object's name has 40 hexadecimal digits")]
+pub struct Invalid;
+
+impl Sha {
+    /// What git writes where there is no object.
+    pub const NONE: Self = Self([0; 20]);
+
+    /// Reads exactly 40 lower-case digits, as git prints them.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(text).ok()?;
+        let is_lower = !text.bytes().any(|byte| byte.is_ascii_uppercase());
+        hex::decode(text).filter(|_| is_lower).map(Self)
+    }
+
+    /// The name that git gives to an object of this kind and content.
+    pub fn of(kind: &str, content: &[u8]) -> Self {
+        let mut object = format!("{kind} {}\0", content.len()).into_bytes();
+        object.extend_from_slice(content);
+        let mut name = [0; 20];
+        name.copy_from_slice(digest(&SHA1_FOR_LEGACY_USE_ONLY, &object).as_ref());
+        Self(name)
+    }
+}
+
+impl FromStr for Sha {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        Self::parse(text.as_bytes()).ok_or(Invalid)
+    }
+}
+
+impl TryFrom<String> for Sha {
+    type Error = Invalid;
+
+    fn try_from(text: String) -> Result<Self, Invalid> {
+        text.parse()
+    }
+}
+
+impl From<Sha> for String {
+    fn from(sha: Sha) -> Self {
+        sha.to_string()
+    }
+}
+
+impl fmt::Display for Sha {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = [0; 40];
+        hex::encode(&self.0, &mut text);
+        f.write_str(str::from_utf8(&text).expect("digits are ASCII"))
+    }
+}
+
+impl fmt::Debug for Sha {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
