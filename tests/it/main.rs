@@ -23,6 +23,7 @@ mod monitoring;
 mod peers;
 mod price;
 mod provider;
+mod relay;
 mod rule;
 mod runner;
 mod sandbox;

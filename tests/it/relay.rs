@@ -1,0 +1,4 @@
+//! The git relay, with real git and a real server.
+
+mod branch_key;
+mod server;

@@ -1,0 +1,200 @@
+//! A git server as a forge has one: smart HTTP by git's own `http-backend`, for whoever brings the token.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
+use tokio_util::sync::CancellationToken;
+
+/// Serves the repositories below a directory until it is dropped. It has a thread of its own, so that tests
+/// without a runtime can use it.
+pub(crate) struct GitServer {
+    pub(crate) address: SocketAddr,
+    state: Arc<State>,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct State {
+    root: PathBuf,
+    /// What `Authorization` has to be; it can change, as a token expires.
+    accepted: Mutex<String>,
+    /// `METHOD path?query status` of each request.
+    seen: Mutex<Vec<String>>,
+    /// The next so many answers to a push are lost, after git has done its part.
+    losing: Mutex<usize>,
+}
+
+impl GitServer {
+    /// `token` is accepted as GitHub accepts one: as the password of `x-access-token`.
+    pub(crate) fn start(root: &Path, token: &str) -> Self {
+        let state = Arc::new(State {
+            root: root.canonicalize().unwrap(),
+            accepted: Mutex::new(basic(token)),
+            seen: Mutex::default(),
+            losing: Mutex::default(),
+        });
+        let stop = CancellationToken::new();
+        let (served, until) = (state.clone(), stop.clone());
+        let (told, address) = std::sync::mpsc::sync_channel(1);
+        let thread = thread::spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+                told.send(listener.local_addr().unwrap()).unwrap();
+                until.run_until_cancelled(accept(listener, served)).await;
+            });
+        });
+        Self { address: address.recv().unwrap(), state, stop, thread: Some(thread) }
+    }
+
+    /// Where the repository in `directory`, below the root, is served.
+    pub(crate) fn url(&self, directory: &str) -> String {
+        format!("http://{}/{directory}", self.address)
+    }
+
+    /// From now on only this token is good.
+    pub(crate) fn accept(&self, token: &str) {
+        *self.state.accepted.lock().unwrap() = basic(token);
+    }
+
+    /// The next push is done, and its answer lost.
+    pub(crate) fn lose_an_answer(&self) {
+        *self.state.losing.lock().unwrap() += 1;
+    }
+
+    /// `METHOD path?query status` of each request so far.
+    pub(crate) fn seen(&self) -> Vec<String> {
+        self.state.seen.lock().unwrap().clone()
+    }
+}
+
+impl Drop for GitServer {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    loop {
+        let (socket, _) = listener.accept().await.unwrap();
+        let state = state.clone();
+        let service = service_fn(move |request| answer(state.clone(), request));
+        // A client that leaves is no failure.
+        tokio::spawn(async move {
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
+        });
+    }
+}
+
+async fn answer(
+    state: Arc<State>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, std::io::Error> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+    let asked = format!("{} {}", head.method, head.uri);
+    let is_push = head.uri.path().ends_with("/git-receive-pack");
+    let accepted = state.accepted.lock().unwrap().clone();
+    let is_known = head
+        .headers
+        .get("authorization")
+        .is_some_and(|given| given.as_bytes() == accepted.as_bytes());
+    let response = if is_known {
+        let (state, head) = (state.clone(), Request::from_parts(head, ()));
+        tokio::task::spawn_blocking(move || backend(&state.root, &head, &body)).await.unwrap()
+    } else {
+        let asks =
+            Response::builder().status(401).header("www-authenticate", "Basic realm=\"git\"");
+        asks.body(Full::default()).unwrap()
+    };
+    state.seen.lock().unwrap().push(format!("{asked} {}", response.status().as_u16()));
+    if is_push && response.status() == StatusCode::OK {
+        let mut losing = state.losing.lock().unwrap();
+        if *losing > 0 {
+            *losing -= 1;
+            return Err(std::io::Error::other("the answer is lost"));
+        }
+    }
+    Ok(response)
+}
+
+/// One request through the CGI program.
+fn backend(root: &Path, request: &Request<()>, body: &[u8]) -> Response<Full<Bytes>> {
+    let header = |name: &str| text(request.headers(), name);
+    let mut child = Command::new("git")
+        .arg("http-backend")
+        .env("GIT_PROJECT_ROOT", root)
+        .env("GIT_HTTP_EXPORT_ALL", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("REMOTE_USER", "x-access-token")
+        .env("REMOTE_ADDR", "127.0.0.1")
+        .env("REQUEST_METHOD", request.method().as_str())
+        .env("PATH_INFO", request.uri().path())
+        .env("QUERY_STRING", request.uri().query().unwrap_or_default())
+        .env("CONTENT_TYPE", header("content-type"))
+        .env("CONTENT_LENGTH", body.len().to_string())
+        .env("HTTP_CONTENT_ENCODING", header("content-encoding"))
+        .env("GIT_PROTOCOL", header("git-protocol"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("git is installed");
+    let mut input = child.stdin.take().unwrap();
+    let output = thread::scope(|scope| {
+        scope.spawn(move || drop(input.write_all(body)));
+        let mut output = vec![];
+        child.stdout.take().unwrap().read_to_end(&mut output).unwrap();
+        output
+    });
+    child.wait().unwrap();
+    parsed(&output)
+}
+
+/// A CGI program says its status in a header.
+fn parsed(output: &[u8]) -> Response<Full<Bytes>> {
+    let end =
+        output.windows(4).position(|four| four == b"\r\n\r\n").expect("the head of a response");
+    let head = String::from_utf8_lossy(&output[..end]).into_owned();
+    let mut response = Response::builder();
+    for (name, value) in head.lines().map(|line| line.split_once(": ").expect("a header")) {
+        response = match name {
+            "Status" => response.status(&value[..3]),
+            _ => response.header(name, value),
+        };
+    }
+    response.body(Bytes::copy_from_slice(&output[end + 4..]).into()).unwrap()
+}
+
+fn text(headers: &HeaderMap, name: &str) -> String {
+    headers.get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+}
+
+fn basic(token: &str) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let given = format!("x-access-token:{token}");
+    let mut encoded = String::from("Basic ");
+    for group in given.as_bytes().chunks(3) {
+        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or_default());
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for digit in 0..4 {
+            let is_there = digit <= group.len();
+            let sextet = (bits >> (18 - 6 * digit) & 63) as usize;
+            encoded.push(if is_there { char::from(DIGITS[sextet]) } else { '=' });
+        }
+    }
+    encoded
+}
