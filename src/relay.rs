@@ -15,7 +15,35 @@
 //! **Invariant:** nothing of the agent's is in the mirror before it has been judged and pushed.
 
 pub mod branch_key;
+pub mod git;
+pub mod lease;
+pub mod mirror;
+pub mod remote;
 mod sha;
 
+use std::io;
+use std::path::PathBuf;
+
 pub use branch_key::{Branch, BranchKey};
+pub use git::Git;
+pub use lease::Lease;
+pub use mirror::{BranchState, Mirror};
+pub use remote::Remote;
 pub use sha::Sha;
+
+/// Why the work is not, or not yet, where it should be. It is kept, whatever the reason.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("another run is at `{branch}`; wait for it, or choose another key")]
+    Busy { branch: Branch },
+    #[error("the repository has no branch `{base}` to begin with")]
+    NoBase { base: String },
+    #[error("`{branch}` is what the work would be merged into; choose another key or base")]
+    Default { branch: Branch },
+    #[error("`{}` cannot be used: {why}", path.display())]
+    State { path: PathBuf, why: &'static str },
+    #[error("cannot use `{}`", path.display())]
+    Disk { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Git(#[from] git::Error),
+}

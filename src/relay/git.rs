@@ -1,0 +1,98 @@
+//! The one way in which the relay runs git.
+//!
+//! **Invariant:** nothing but this room says what git is configured with: no system or user configuration, no hooks, no
+//! helpers, no prompts, no protocol but those allowed here, and no repository but the one that is named.
+//!
+//! **Invariant:** a secret is in the environment of the one process that needs it, and in nothing that comes back.
+
+mod call;
+mod process;
+mod seal;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(in crate::relay) use call::is_plain;
+pub use call::{Call, Input};
+pub use process::Limits;
+
+/// Git, found and looked at once.
+#[derive(Clone, Debug)]
+pub struct Git {
+    place: Arc<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    program: PathBuf,
+    /// Empty, and ours: git looks for files of its user here.
+    home: PathBuf,
+}
+
+/// Why git did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("git {} or newer is needed on this machine; {found}", version_text(OLDEST))]
+    Unfit { found: String },
+    #[error("git cannot be started, or not be listened to")]
+    Io(#[from] io::Error),
+    #[error("`git {what}` has failed ({end}): {said}")]
+    Failed { what: String, end: String, said: String },
+    #[error("`git {what}` has taken longer than {}", humantime::format_duration(*.after))]
+    Late { what: String, after: Duration },
+    #[error("`git {what}` has said more than {limit} bytes")]
+    TooMuch { what: String, limit: u64 },
+    #[error("`git {what}` has said what git never says")]
+    Senseless { what: String },
+}
+
+impl Git {
+    /// Looks for git where systems have it, and at its version. `home` is made, where it is missing.
+    pub fn find(home: &Path) -> Result<Self, Error> {
+        let unfit = |found: String| Error::Unfit { found };
+        let program = PLACES.map(PathBuf::from).into_iter().find(|place| place.is_file());
+        let program =
+            program.ok_or_else(|| unfit(format!("it is not in {}", PLACES.join(", "))))?;
+        fs::create_dir_all(home)?;
+        let git = Self { place: Arc::new(Place { program, home: home.canonicalize()? }) };
+        let said = git.call("version").text()?;
+        match version(&said) {
+            Some(found) if found >= OLDEST => Ok(git),
+            _ => Err(unfit(format!("this is `{}`", said.trim_end()))),
+        }
+    }
+
+    /// A call of a subcommand; see [`Call`] for what it may be given.
+    pub fn call(&self, subcommand: &'static str) -> Call<'_> {
+        Call::new(&self.place, subcommand)
+    }
+}
+
+impl Error {
+    /// Where git itself refused: what it said, which is for people.
+    pub fn said(&self) -> Option<&str> {
+        match self {
+            Self::Failed { said, .. } => Some(said),
+            _ => None,
+        }
+    }
+}
+
+/// `git version 2.47.3 (Apple Git-1)` is 2.47.3.
+fn version(said: &str) -> Option<[u32; 3]> {
+    let numbers = said.strip_prefix("git version ")?.split([' ', '\n']).next()?;
+    let mut parts = numbers.split('.').map(|part| part.parse().unwrap_or_default());
+    Some([parts.next()?, parts.next()?, parts.next().unwrap_or_default()])
+}
+
+fn version_text([major, minor, patch]: [u32; 3]) -> String {
+    format!("{major}.{minor}.{patch}")
+}
+
+/// The git that all of this was tried with.
+const OLDEST: [u32; 3] = [2, 47, 3];
+
+const PLACES: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];

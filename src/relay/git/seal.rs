@@ -1,0 +1,61 @@
+//! What every git is told, so that nobody else can tell it anything.
+
+pub(super) const ENVIRONMENT: &[(&str, &str)] = &[
+    // Git's programs find each other by it, and nothing of a user's.
+    ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+    ("GIT_CEILING_DIRECTORIES", "/"),
+    ("GIT_CONFIG_NOSYSTEM", "1"),
+    ("GIT_CONFIG_GLOBAL", "/dev/null"),
+    ("GIT_ATTR_NOSYSTEM", "1"),
+    // A replaced object would show one commit and push another.
+    ("GIT_NO_REPLACE_OBJECTS", "1"),
+    ("GIT_GRAFT_FILE", "/dev/null"),
+    ("GIT_TERMINAL_PROMPT", "0"),
+    ("GIT_ASKPASS", "/bin/false"),
+    ("GIT_SSH_COMMAND", "/bin/false"),
+    ("GIT_PROTOCOL_FROM_USER", "0"),
+    ("GIT_OPTIONAL_LOCKS", "0"),
+    ("GIT_LITERAL_PATHSPECS", "1"),
+    ("GIT_PAGER", "cat"),
+    // What git says is parsed.
+    ("LC_ALL", "C"),
+    ("TZ", "UTC"),
+];
+
+pub(super) const SETTINGS: &[&str] = &[
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.untrackedCache=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.askPass=",
+    "core.pager=cat",
+    "core.commitGraph=false",
+    "core.symlinks=false",
+    "core.protectHFS=true",
+    "core.protectNTFS=true",
+    "credential.helper=",
+    "commit.gpgSign=false",
+    "tag.gpgSign=false",
+    "push.gpgSign=false",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "advice.detachedHead=false",
+    "submodule.recurse=false",
+    "fetch.recurseSubmodules=false",
+    "protocol.allow=never",
+    "protocol.https.allow=always",
+    "protocol.http.allow=always",
+    "protocol.file.allow=always",
+    // A server that moves must be named anew: the token goes where it was meant for.
+    "http.followRedirects=false",
+    "http.lowSpeedLimit=1",
+    "http.lowSpeedTime=60",
+    // What is large is streamed, not held; packs are looked at through small windows.
+    "core.bigFileThreshold=8m",
+    "core.packedGitWindowSize=32m",
+    "core.packedGitLimit=512m",
+    "core.deltaBaseCacheLimit=64m",
+    "pack.windowMemory=64m",
+    "pack.threads=1",
+];

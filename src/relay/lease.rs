@@ -1,0 +1,99 @@
+//! One run at a time at a branch, on this machine and across its restarts.
+
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Branch, BranchKey, Error};
+
+/// The right to move a branch, for as long as a clone of it lives. The kernel takes it back from a process that is
+/// killed, so nothing is ever left locked.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    held: Arc<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    branch: Branch,
+    directory: PathBuf,
+    fence: u64,
+    /// Locked until it is closed.
+    _lock: File,
+}
+
+impl Lease {
+    /// Takes the lease of a branch, whose files are in a directory of its own below `parent`.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where another run has it.
+    pub fn take(parent: &Path, key: &BranchKey) -> Result<Self, Error> {
+        let directory = parent.join(key.as_str());
+        let disk = |source| Error::Disk { path: directory.clone(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(disk)?;
+        let path = directory.join("lease");
+        let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let mut lock = open.map_err(disk)?;
+        let branch = Branch::of(key.clone());
+        match lock.try_lock() {
+            Ok(()) => (),
+            Err(TryLockError::WouldBlock) => return Err(Error::Busy { branch }),
+            Err(TryLockError::Error(source)) => return Err(disk(source)),
+        }
+        let fence = count_up(&mut lock).map_err(disk)?;
+        Ok(Self { held: Arc::new(Held { branch, directory, fence, _lock: lock }) })
+    }
+
+    /// Takes the lease as soon as nobody else has it, or says that it took too long.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] after `patience`.
+    pub async fn wait(parent: &Path, key: &BranchKey, patience: Duration) -> Result<Self, Error> {
+        let begun = Instant::now();
+        loop {
+            match Self::take(parent, key) {
+                Err(Error::Busy { .. }) if begun.elapsed() < patience => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                taken => return taken,
+            }
+        }
+    }
+
+    pub fn branch(&self) -> &Branch {
+        &self.held.branch
+    }
+
+    /// Greater than that of every lease of this branch before: whoever writes it down can tell a late writer.
+    pub fn fence(&self) -> u64 {
+        self.held.fence
+    }
+
+    /// An empty directory of this name, for as long as the lease is held. What an earlier holder left in it is removed.
+    pub(super) fn directory(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.held.directory.join(name);
+        let disk = |source| Error::Disk { path: path.clone(), source };
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(disk)?;
+        }
+        DirBuilder::new().mode(0o700).create(&path).map_err(disk)?;
+        Ok(path)
+    }
+}
+
+fn count_up(file: &mut File) -> std::io::Result<u64> {
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    let fence = text.trim().parse().unwrap_or(0) + 1;
+    file.rewind()?;
+    // Longer than the number before it, or as long: no digit of that one is left.
+    file.write_all(format!("{fence}\n").as_bytes())?;
+    file.sync_data()?;
+    Ok(fence)
+}
+
+/// Runs are minutes long.
+const PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,130 @@
+//! An agent's copy of the repository, filled before the agent can see it.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown};
+use std::path::Path;
+use std::time::Duration;
+
+use super::super::git::Limits;
+use super::super::{Error, Lease};
+use super::{BranchState, Mirror, own_ref};
+
+/// Whom the files are given to: the sandbox's user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// Who the agent's commits are by, where it does not say otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    pub name: String,
+    pub email: String,
+}
+
+impl Mirror {
+    /// Makes a repository in `workspace` with the run's branch checked out, and the base as `origin/<base>`.
+    ///
+    /// The directory is made here, or is empty and ours alone. It is the agent's when this returns, and git on this
+    /// machine must never be run in it again.
+    pub fn feed(
+        &self,
+        lease: &Lease,
+        state: &BranchState,
+        workspace: &Path,
+        (owner, author): (Owner, &Author),
+    ) -> Result<(), Error> {
+        let disk = |source| Error::Disk { path: workspace.to_owned(), source };
+        let is_new = make_private(workspace).map_err(disk)?;
+        if !is_new {
+            let why = "it is not empty, not ours or no directory, so an agent may have been here";
+            return Err(Error::State { path: workspace.to_owned(), why });
+        }
+        let bundle = lease.directory("feed")?.join("bundle");
+        self.pack(state, &bundle)?;
+        self.unpack(state, &bundle, workspace, author)?;
+        fs::remove_file(&bundle).map_err(disk)?;
+        give(workspace, owner).map_err(disk)
+    }
+
+    /// All that the branch and the base are made of.
+    fn pack(&self, state: &BranchState, bundle: &Path) -> Result<(), Error> {
+        let mut refs = vec![own_ref(&state.branch, "base")];
+        if state.exists {
+            refs.push(own_ref(&state.branch, "branch"));
+        }
+        let call = self.call("bundle").words(["create", "--quiet"]).word(bundle).words(refs);
+        Ok(call.limits(LARGE).done()?)
+    }
+
+    fn unpack(
+        &self,
+        state: &BranchState,
+        bundle: &Path,
+        workspace: &Path,
+        author: &Author,
+    ) -> Result<(), Error> {
+        let git_dir = workspace.join(".git");
+        let branch = state.branch.to_string();
+        let words = ["--quiet", "--template=", "--object-format=sha1", "--initial-branch", &branch];
+        // Without `GIT_DIR`: it would make a bare one.
+        self.git.call("init").words(words).word(workspace).done()?;
+        let origin = format!("refs/remotes/origin/{}", state.base);
+        let (base, own) = (own_ref(&state.branch, "base"), own_ref(&state.branch, "branch"));
+        let mut wanted = vec![format!("{base}:{origin}")];
+        wanted.extend(state.exists.then(|| format!("{own}:{}", state.branch.to_ref())));
+        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--update-head-ok", "--"];
+        let inside = |what| self.git.call(what).repository(&git_dir).limits(LARGE);
+        inside("fetch").words(words).word(bundle).words(wanted).done()?;
+        if !state.exists {
+            inside("update-ref")
+                .word(state.branch.to_ref())
+                .word(state.start.to_string())
+                .done()?;
+        }
+        // Nobody is in here yet who could make a link lead anywhere, and git itself writes through none.
+        let checkout = inside("reset").variable("GIT_WORK_TREE", workspace);
+        checkout.setting("core.symlinks=true").words(["--hard", "--quiet"]).done()?;
+        for (key, value) in [("user.name", &author.name), ("user.email", &author.email)] {
+            inside("config").words(["set", "--local", "--", key, value]).done()?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the directory is empty and only for us, as it is when it has just been made.
+fn make_private(path: &Path) -> io::Result<bool> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => (),
+    }
+    let found = fs::symlink_metadata(path)?;
+    let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if !is_ours || fs::read_dir(path)?.next().is_some() {
+        return Ok(false);
+    }
+    fs::set_permissions(path, Permissions::from_mode(0o700))?;
+    Ok(true)
+}
+
+/// Gives everything away, the directory itself last: until then nobody else can come in and put a link in our way.
+fn give(path: &Path, owner: Owner) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    if fs::symlink_metadata(path)?.is_dir() {
+        for entry in fs::read_dir(path)? {
+            give(&entry?.path(), owner)?;
+        }
+    }
+    lchown(path, Some(owner.uid), Some(owner.gid))
+}
+
+const LARGE: Limits = Limits {
+    time: Duration::from_mins(10),
+    output_bytes: 16 << 20,
+    memory_bytes: 8 << 30,
+    file_bytes: 32 << 30,
+};
