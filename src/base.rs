@@ -4,6 +4,7 @@
 
 pub mod b64;
 pub mod drain;
+pub mod gate;
 pub mod hex;
 pub mod json;
 pub mod metrics;

@@ -16,6 +16,7 @@ pub mod body;
 pub mod budget;
 pub mod cli;
 pub mod config;
+pub mod forge;
 pub mod gateway;
 pub mod init;
 #[cfg(doc)]

@@ -17,7 +17,6 @@ mod ask;
 mod body;
 mod embeddings;
 mod event;
-mod gate;
 mod headers;
 mod play;
 mod protocol;
@@ -41,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::base::drain::Drain;
 
-pub use gate::Gate;
+pub use crate::base::gate::Gate;
 pub use record::{Ended, KEPT, KEPT_BODY, Request, Seen};
 pub use script::Script;
 

@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use super::answer::Answer;
 use super::body::{Broken, Pen};
 use super::event::{Event, Part, filler_bytes};
-use super::gate::Gate;
 use super::protocol::Protocol;
 use super::record::{Ended, Ticket};
 use super::script::{Fault, Position, Script, Trouble};
 use super::socket::Breaker;
+use crate::base::gate::Gate;
 
 /// Where one answer waits and where it fails.
 #[derive(Debug)]

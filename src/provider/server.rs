@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::answer::Answer;
 use super::ask::Ask;
 use super::body::{Body, Broken};
-use super::gate::Gate;
 use super::play::{self, Course, Writer};
 use super::protocol::Protocol;
 use super::record::{Ended, KEPT, Seen, Ticket};
 use super::script::{Script, Trouble};
 use super::socket::Breaker;
 use super::{embeddings, headers};
+use crate::base::gate::Gate;
 
 /// What all connections share.
 #[derive(Debug)]

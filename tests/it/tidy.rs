@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["admin", "runner"],
     &["app"],
     &["config"],
-    &["gateway", "provider", "relay"],
+    &["gateway", "provider", "forge", "relay"],
     &["body", "upstream"],
     &["run"],
     &["sandbox", "stream", "observe"],

@@ -1,10 +1,10 @@
-//! Where answers wait until a test lets them go on: order by events, never by the clock.
+//! Where answers wait until somebody lets them go on: order by events, never by the clock.
 
 use std::sync::Arc;
 
 use tokio::sync::{Semaphore, watch};
 
-/// A handle to the provider's gate. Clones are the same gate.
+/// A handle to a gate. Clones are the same gate.
 #[derive(Clone, Debug)]
 pub struct Gate {
     passes: Arc<Semaphore>,
@@ -29,7 +29,7 @@ impl Gate {
     }
 
     /// Waits for a pass and uses it up.
-    pub(super) async fn pass(&self) {
+    pub async fn pass(&self) {
         let _place = Place::take(&self.waiting);
         self.passes.acquire().await.expect("the gate is never closed").forget();
     }

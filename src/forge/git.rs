@@ -1,0 +1,109 @@
+//! Git over HTTP: git's own server program, behind the same tokens.
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, StatusCode};
+
+use super::hub::Hub;
+use super::reply::Reply;
+use super::route::Git;
+
+pub(super) async fn answer(hub: &Hub, ask: &Git, head: &Parts, body: Bytes) -> Reply {
+    let path = {
+        let state = hub.state();
+        if !state.access.admits(head, &ask.name) {
+            let realm = "Basic realm=\"GitHub\"".to_owned();
+            return Reply::bad_credentials().with("www-authenticate", realm);
+        }
+        state.repositories.get(&ask.name).map(|repository| repository.path.clone())
+    };
+    let Some(path) = path else { return Reply::not_found() };
+    let call = Call::new(&path, ask, head);
+    let done = tokio::task::spawn_blocking(move || call.run(&body)).await;
+    match done.map_err(io::Error::other).and_then(|output| parse(&output?)) {
+        Ok(reply) => reply,
+        Err(error) => {
+            tracing::warn!(%error, "git's server program failed");
+            Reply::error(StatusCode::INTERNAL_SERVER_ERROR, "git failed")
+        }
+    }
+}
+
+/// What the program is told of a request (RFC 3875).
+struct Call {
+    path: PathBuf,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Call {
+    fn new(path: &Path, ask: &Git, head: &Parts) -> Self {
+        let header = |name: &str| {
+            let value = head.headers.get(name).and_then(|value| value.to_str().ok());
+            value.unwrap_or_default().to_owned()
+        };
+        let variables = vec![
+            ("PATH_INFO", ask.path.clone()),
+            ("REQUEST_METHOD", head.method.to_string()),
+            ("QUERY_STRING", head.uri.query().unwrap_or_default().to_owned()),
+            ("CONTENT_TYPE", header("content-type")),
+            ("HTTP_CONTENT_ENCODING", header("content-encoding")),
+            ("GIT_PROTOCOL", header("git-protocol")),
+            ("GIT_HTTP_EXPORT_ALL", "1".to_owned()),
+            // A user is who may push.
+            ("REMOTE_USER", "x-access-token".to_owned()),
+            ("REMOTE_ADDR", "127.0.0.1".to_owned()),
+        ];
+        Self { path: path.to_path_buf(), variables }
+    }
+
+    fn run(self, body: &[u8]) -> io::Result<Vec<u8>> {
+        let mut child = Command::new("git")
+            .arg("http-backend")
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_PROJECT_ROOT", self.path)
+            .env("CONTENT_LENGTH", body.len().to_string())
+            .envs(self.variables)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut stdin = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut output = vec![];
+        let read = thread::scope(|scope| {
+            // Whoever reads may answer before it has taken all.
+            scope.spawn(move || drop(stdin.write_all(body)));
+            stdout.read_to_end(&mut output)
+        });
+        child.wait()?;
+        read.map(|_| output)
+    }
+}
+
+/// A program's answer: header lines, an empty one, the body.
+fn parse(output: &[u8]) -> io::Result<Reply> {
+    let end = output.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+    let end = end.ok_or(io::ErrorKind::InvalidData)?;
+    let (lines, body) = (&output[..end], &output[end + 4..]);
+    let mut status = StatusCode::OK;
+    let mut headers = vec![];
+    for line in str::from_utf8(lines).map_err(io::Error::other)?.split("\r\n") {
+        let (name, value) = line.split_once(": ").ok_or(io::ErrorKind::InvalidData)?;
+        if name.eq_ignore_ascii_case("status") {
+            let code = value.get(..3).and_then(|code| code.parse::<u16>().ok());
+            status = code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(status);
+            continue;
+        }
+        let name = HeaderName::try_from(name).map_err(io::Error::other)?;
+        headers.push((name, HeaderValue::try_from(value).map_err(io::Error::other)?));
+    }
+    Ok(Reply::bytes(status, headers, Bytes::copy_from_slice(body)))
+}

@@ -1,0 +1,92 @@
+//! Answers in GitHub's shape.
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use serde_json::{Value, json};
+
+/// A status, a body, and the headers that are not on every answer.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    status: StatusCode,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    body: Bytes,
+}
+
+impl Reply {
+    pub(super) fn json(status: StatusCode, body: &Value) -> Self {
+        let json = HeaderValue::from_static("application/json; charset=utf-8");
+        Self { status, headers: vec![(CONTENT_TYPE, json)], body: body.to_string().into() }
+    }
+
+    pub(super) fn ok(body: &Value) -> Self {
+        Self::json(StatusCode::OK, body)
+    }
+
+    pub(super) fn bytes(
+        status: StatusCode,
+        headers: Vec<(HeaderName, HeaderValue)>,
+        body: Bytes,
+    ) -> Self {
+        Self { status, headers, body }
+    }
+
+    pub(super) fn error(status: StatusCode, message: &str) -> Self {
+        Self::json(status, &error(status, message))
+    }
+
+    /// What a token that may not see a repository is told, too.
+    pub(super) fn not_found() -> Self {
+        Self::error(StatusCode::NOT_FOUND, "Not Found")
+    }
+
+    pub(super) fn bad_credentials() -> Self {
+        Self::error(StatusCode::UNAUTHORIZED, "Bad credentials")
+    }
+
+    /// A field that cannot be what it is.
+    pub(super) fn invalid(resource: &str, field: &str) -> Self {
+        Self::unprocessable(&json!({ "resource": resource, "field": field, "code": "invalid" }))
+    }
+
+    /// A rule that a request as a whole offends.
+    pub(super) fn refused(resource: &str, message: &str) -> Self {
+        Self::unprocessable(&json!({ "resource": resource, "code": "custom", "message": message }))
+    }
+
+    fn unprocessable(reason: &Value) -> Self {
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        let mut body = error(status, "Validation Failed");
+        body["errors"] = json!([reason]);
+        Self::json(status, &body)
+    }
+
+    /// The same with a header more.
+    #[must_use]
+    pub(super) fn with(mut self, name: &'static str, value: String) -> Self {
+        let value = HeaderValue::try_from(value).expect("what the stand-in says is printable");
+        self.headers.push((HeaderName::from_static(name), value));
+        self
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::new(self.body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert("server", HeaderValue::from_static("github.com"));
+        headers.insert("x-github-media-type", HeaderValue::from_static("github.v3; format=json"));
+        headers.insert("x-ratelimit-limit", HeaderValue::from_static("5000"));
+        headers.insert("x-ratelimit-remaining", HeaderValue::from_static("4999"));
+        headers.extend(self.headers);
+        response
+    }
+}
+
+fn error(status: StatusCode, message: &str) -> Value {
+    json!({
+        "message": message,
+        "documentation_url": "https://docs.github.com/rest",
+        "status": status.as_str(),
+    })
+}
