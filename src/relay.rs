@@ -15,10 +15,14 @@
 //! **Invariant:** nothing of the agent's is in the mirror before it has been judged and pushed.
 
 pub mod branch_key;
+pub mod credential;
 pub mod git;
+pub mod github;
 pub mod lease;
 pub mod mirror;
+pub mod pull_request;
 pub mod remote;
+pub mod repository;
 mod sha;
 
 use std::io;

@@ -78,7 +78,9 @@ impl Reply {
         headers.insert("x-github-media-type", HeaderValue::from_static("github.v3; format=json"));
         headers.insert("x-ratelimit-limit", HeaderValue::from_static("5000"));
         headers.insert("x-ratelimit-remaining", HeaderValue::from_static("4999"));
-        headers.extend(self.headers);
+        for (name, value) in self.headers {
+            headers.insert(name, value);
+        }
         response
     }
 }

@@ -16,6 +16,7 @@ mod config;
 mod dropin;
 mod examples;
 mod explain;
+mod forge;
 mod gateway;
 mod init;
 mod metrics;

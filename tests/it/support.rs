@@ -6,6 +6,7 @@ pub(crate) mod authority;
 pub(crate) mod client;
 pub(crate) mod disk;
 pub(crate) mod engine;
+pub(crate) mod forge;
 pub(crate) mod git_server;
 pub(crate) mod process;
 pub(crate) mod provider;

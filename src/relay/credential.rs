@@ -1,0 +1,59 @@
+//! What the relay shows to a forge: a token that was given, or one that an app asks for, a repository at a time.
+//!
+//! **Invariant:** a token goes to the API and to the host of its own repository, and nowhere else: not into a log, an
+//! error, an argument or a file.
+
+mod app;
+
+use std::fmt;
+
+use super::github::{Api, Error};
+use super::repository::Hosted;
+use crate::base::secret::Secret;
+
+pub use app::App;
+
+/// Who the relay is.
+pub enum Credential {
+    /// A personal or fine-grained token, as it was given.
+    Token(Secret),
+    /// A GitHub App.
+    App(Box<App>),
+}
+
+impl Credential {
+    /// A token that is good for one repository for some minutes at least.
+    ///
+    /// # Errors
+    /// The repository is not on the API's host; or the app has no access to it; or as every call.
+    pub async fn token(&self, api: &Api, repository: &Hosted) -> Result<Secret, Error> {
+        if !api.serves(repository) {
+            let (api, host) = (api.to_string(), repository.authority().to_owned());
+            return Err(Error::Foreign { api, host });
+        }
+        match self {
+            Self::Token(token) => Ok(token.clone()),
+            Self::App(app) => app.token(api, repository).await,
+        }
+    }
+
+    /// Says that a token was not accepted. Whether there is hope for another one.
+    pub async fn rejected(&self, repository: &Hosted) -> bool {
+        match self {
+            Self::Token(_) => false,
+            Self::App(app) => {
+                app.forget(repository).await;
+                true
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Token(_) => f.write_str("Token(***)"),
+            Self::App(app) => f.debug_tuple("App").field(app).finish(),
+        }
+    }
+}

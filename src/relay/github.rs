@@ -1,0 +1,256 @@
+//! Calls to GitHub's REST API, and what its answers mean.
+//!
+//! octocrab carries the calls. What it would do on its own is done here, where it can be seen: no redirect is
+//! followed, nothing is sent a second time, and no answer is read without an end.
+
+mod error;
+mod patience;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{ACCEPT, USER_AGENT};
+use http::{HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::{BodyExt as _, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use octocrab::service::middleware::base_uri::BaseUriLayer;
+use octocrab::service::middleware::extra_headers::ExtraHeadersLayer;
+use octocrab::{AuthState, OctoBody, Octocrab, OctocrabBuilder};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::repository::Hosted;
+use crate::base;
+use crate::base::secret::Secret;
+
+pub use error::{Error, Reason};
+pub use patience::Patience;
+
+/// Where the API is, and how long it may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `https://api.github.com`, or `https://HOST/api/v3` of GitHub Enterprise.
+    pub url: Uri,
+    /// Authorities to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// For a connection.
+    pub connect_timeout: Duration,
+    /// For a call, its answer included.
+    pub timeout: Duration,
+    pub patience: Patience,
+}
+
+/// A client of one forge's API.
+#[derive(Clone)]
+pub struct Api {
+    http: Http,
+    config: Config,
+}
+
+/// What a repository says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct About {
+    pub default_branch: String,
+    #[serde(default)]
+    pub archived: bool,
+}
+
+/// What a branch says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Branch {
+    pub protected: bool,
+}
+
+type Http = legacy::Client<HttpsConnector<HttpConnector>, OctoBody>;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            url: Uri::from_static("https://api.github.com"),
+            ca_file: None,
+            connect_timeout: Duration::from_secs(10),
+            timeout: Duration::from_secs(30),
+            patience: Patience::default(),
+        }
+    }
+}
+
+impl Api {
+    /// # Errors
+    /// The authorities cannot be read.
+    pub fn new(config: Config) -> io::Result<Self> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_connect_timeout(Some(config.connect_timeout));
+        let builder = HttpsConnectorBuilder::new();
+        let builder = match &config.ca_file {
+            Some(path) => {
+                let roots = base::tls::authorities(path).map_err(io::Error::other)?;
+                let tls = rustls::ClientConfig::builder().with_root_certificates(roots);
+                builder.with_tls_config(tls.with_no_client_auth())
+            }
+            None => builder.with_native_roots()?,
+        };
+        let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .build(connector);
+        Ok(Self { http, config })
+    }
+
+    pub fn patience(&self) -> &Patience {
+        &self.config.patience
+    }
+
+    /// Whether this API is the one of the repository's host, so that a token for one may be shown to the other.
+    ///
+    /// `https://api.github.com` is that of `github.com`; an Enterprise's own is on its host.
+    pub fn serves(&self, repository: &Hosted) -> bool {
+        let Some(api) = self.config.url.authority() else { return false };
+        let (api, host) = (api.as_str().to_ascii_lowercase(), repository.authority());
+        api.strip_prefix("api.").unwrap_or(&api) == host.to_ascii_lowercase()
+            || api == host.to_ascii_lowercase()
+    }
+
+    /// # Errors
+    /// As every call.
+    pub async fn about(&self, token: &Secret, repository: &Hosted) -> Result<About, Error> {
+        self.get(token, &path(repository, "")).await
+    }
+
+    /// What is known of a branch; `None` where there is none of that name.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn branch(
+        &self,
+        token: &Secret,
+        repository: &Hosted,
+        branch: &str,
+    ) -> Result<Option<Branch>, Error> {
+        match self.get(token, &path(repository, &format!("/branches/{}", encoded(branch)))).await {
+            Ok(branch) => Ok(Some(branch)),
+            Err(Error::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn get<T: DeserializeOwned>(
+        &self,
+        token: &Secret,
+        path: &str,
+    ) -> Result<T, Error> {
+        self.call(token, Method::GET, path, None::<&()>).await
+    }
+
+    /// One call, once: whoever may repeat it knows whether it may have been done already.
+    pub(super) async fn call<T: DeserializeOwned>(
+        &self,
+        token: &Secret,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, Error> {
+        let called = Box::pin(self.exchange(token, method, path, body));
+        match tokio::time::timeout(self.config.timeout, called).await {
+            Ok(answered) => answered,
+            Err(_elapsed) => {
+                Err(Error::Unanswered(format!("nothing within {:?}", self.config.timeout)))
+            }
+        }
+    }
+
+    async fn exchange<T: DeserializeOwned>(
+        &self,
+        token: &Secret,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, Error> {
+        let client = self.client(token);
+        let request = Request::builder().method(method).uri(path);
+        let request = client.build_request(request, body).map_err(|error| unanswered(&error))?;
+        let response = client.execute(request).await.map_err(|error| unanswered(&error))?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, ANSWER_LIMIT).collect().await;
+        let body = body.map_err(|error| Error::Unanswered(error.to_string()))?.to_bytes();
+        if !head.status.is_success() {
+            return Err(Error::refused(&head, &body));
+        }
+        // The work is done; an answer that cannot be read is as good as one that was lost.
+        serde_json::from_slice(&body).map_err(|error| Error::Unanswered(error.to_string()))
+    }
+
+    /// octocrab for one token. It shows the token to the API's own address only.
+    fn client(&self, token: &Secret) -> Octocrab {
+        let headers: Arc<Vec<(HeaderName, HeaderValue)>> = Arc::new(vec![
+            (USER_AGENT, HeaderValue::from_static(AGENT)),
+            (ACCEPT, HeaderValue::from_static("application/vnd.github+json")),
+        ]);
+        let token = token.expose().to_owned().into();
+        let built = OctocrabBuilder::new_empty()
+            .with_service(self.http.clone())
+            .with_layer(&ExtraHeadersLayer::new(headers))
+            .with_layer(&BaseUriLayer::new(self.config.url.clone()))
+            .with_auth(AuthState::AccessToken { token })
+            .build();
+        match built {
+            Ok(client) => client,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// The API's address.
+impl fmt::Display for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.config.url)
+    }
+}
+
+/// Below a repository. Its parts are made of what a URL may have as it is.
+pub(super) fn path(repository: &Hosted, rest: &str) -> String {
+    format!("/repos/{}/{}{rest}", repository.owner(), repository.name())
+}
+
+/// Text as a part of a URL: a branch's name in a path, a value in a query.
+pub(super) fn encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            let mut digits = [0; 2];
+            base::hex::encode(&[byte], &mut digits);
+            encoded.push('%');
+            encoded.extend(digits.map(|digit| char::from(digit.to_ascii_uppercase())));
+        }
+    }
+    encoded
+}
+
+fn unanswered(error: &octocrab::Error) -> Error {
+    let mut why = String::new();
+    let mut source: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = source {
+        // octocrab repeats its cause; the last one says it best.
+        why = error.to_string();
+        source = error.source();
+    }
+    Error::Unanswered(why)
+}
+
+/// GitHub wants to know who calls.
+const AGENT: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));
+
+/// A page of pull requests has some hundred KiB, most of it addresses.
+const ANSWER_LIMIT: usize = 4 << 20;
+
+const IDLE: Duration = Duration::from_secs(30);

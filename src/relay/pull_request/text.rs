@@ -1,0 +1,96 @@
+//! An agent's words, made harmless for a page that notifies people, closes issues and loads pictures.
+//!
+//! Each sign that would do something is parted from what follows by a zero-width space. It looks the same, whether in a
+//! sentence or in code, and it also holds where a text of the page becomes a commit's message, as squashing does.
+//!
+//! What is parted: `@name` (which notifies), `#12` and `GH-12` (which refer, and after a word like `fixes`, close), such
+//! a word before an address, `![` and every HTML tag and comment (which load pictures, hide text, or end our part).
+
+/// A title: one line, of some length, and never none.
+pub fn title(given: &str, otherwise: &str) -> String {
+    let line: String =
+        given.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().into();
+    let line = harmless(&shortened(&line, MAX_TITLE));
+    if line.is_empty() { otherwise.to_owned() } else { line }
+}
+
+/// Some paragraphs, in the page's own language.
+pub fn body(given: &str) -> String {
+    harmless(shortened(given, MAX_BODY).trim())
+}
+
+/// A name in a sentence of ours.
+pub fn code(name: &str) -> String {
+    format!("`{}`", harmless(name).replace('`', "'"))
+}
+
+fn harmless(given: &str) -> String {
+    let given: String = given.chars().filter(|&c| is_shown(c)).collect();
+    let mut text = String::with_capacity(given.len());
+    for (at, c) in given.char_indices() {
+        text.push(c);
+        let (before, after) = given.split_at(at + c.len_utf8());
+        if does_something(c, before, after) {
+            text.push(PARTED);
+        }
+    }
+    text
+}
+
+/// Whether a character, the last one of `before`, does something together with what comes `after` it.
+fn does_something(c: char, before: &str, after: &str) -> bool {
+    let next = after.chars().next().unwrap_or_default();
+    match c {
+        '@' => next.is_ascii_alphanumeric(),
+        '#' => next.is_ascii_digit(),
+        '-' => next.is_ascii_digit() && ends_with_any(before, &["gh-"]),
+        '!' => next == '[',
+        '<' => next.is_ascii_alphabetic() || matches!(next, '/' | '!' | '?'),
+        _ => is_before_address(after) && ends_with_any(before, CLOSING),
+    }
+}
+
+/// `: https://…`
+fn is_before_address(text: &str) -> bool {
+    let rest = text.strip_prefix(':').unwrap_or(text);
+    let address = rest.trim_start();
+    let starts = |scheme: &str| {
+        address.get(..scheme.len()).is_some_and(|it| it.eq_ignore_ascii_case(scheme))
+    };
+    address.len() < rest.len() && (starts("http:") || starts("https:"))
+}
+
+fn ends_with_any(text: &str, words: &[&str]) -> bool {
+    words.iter().any(|word| {
+        let at = text.len().checked_sub(word.len());
+        at.and_then(|at| text.get(at..)).is_some_and(|end| end.eq_ignore_ascii_case(word))
+    })
+}
+
+/// Neither control characters nor those that reorder what stands around them.
+fn is_shown(c: char) -> bool {
+    let reorders =
+        matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}');
+    (!c.is_control() || matches!(c, '\n' | '\t')) && !reorders
+}
+
+fn shortened(text: &str, characters: usize) -> String {
+    let mut kept: String = text.chars().take(characters).collect();
+    if kept.len() < text.len() {
+        kept.push('…');
+    }
+    kept
+}
+
+/// <https://docs.github.com/en/issues/tracking-your-work-with-issues/using-issues/linking-a-pull-request-to-an-issue>
+const CLOSING: &[&str] =
+    &["close", "closes", "closed", "fix", "fixes", "fixed", "resolve", "resolves", "resolved"];
+
+/// A zero-width space.
+const PARTED: char = '\u{200b}';
+
+/// GitHub allows 256; a sign takes two.
+const MAX_TITLE: usize = 120;
+
+/// More than anybody reads; three of GitHub's pages of text hold twenty.
+const MAX_BODY: usize = 8_000;

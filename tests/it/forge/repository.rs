@@ -1,0 +1,71 @@
+//! Which repository a URL names.
+
+use cogni_gateway::relay::repository::Repository;
+
+/// L6: whatever people copy names the same repository, over HTTPS, where a token is good.
+#[test]
+fn every_spelling_of_a_repository_is_the_same_one() {
+    for url in [
+        "https://github.com/Acme/site",
+        "https://github.com/acme/site.git",
+        "https://GitHub.com/acme/Site/",
+        "git@github.com:acme/site.git",
+        "ssh://git@github.com/acme/site.git",
+        "ssh://git@github.com:22/acme/site",
+    ] {
+        let repository: Repository = url.parse().unwrap();
+        assert_eq!(repository.key(), "github.com/acme/site", "{url}");
+        assert_eq!(repository.clone_url().parse(), Ok(repository), "{url}");
+    }
+}
+
+/// L6: a URL that would show a secret, or is not read one way only, is refused, and never repeated.
+#[test]
+fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
+    let answers = [
+        "https://hunter2@github.com/acme/site",
+        "https://u:hunter2@github.com/acme/site",
+        "http://github.com/acme/site",
+        "https://github.com/acme",
+        "https://github.com/acme/site/tree/main",
+        "https://github.com/acme/..",
+        "https://github.com/-x/site",
+        "https://github.com/acme/site?x=hunter2",
+        "https://github.com/acme/%2e%2e",
+        "ext::sh -c id",
+        "file://relative/site.git",
+        "file:///srv/../etc/site.git",
+        "/srv/site.git",
+        "--upload-pack=id",
+        "",
+    ]
+    .map(|url| (url, url.parse::<Repository>().unwrap_err().to_string()));
+    assert!(answers.iter().all(|(_, answer)| !answer.contains("hunter2")));
+    let told = answers.map(|(url, answer)| {
+        format!("{url}: {}", answer.split_once(';').unwrap().0.replace("the repository's URL ", ""))
+    });
+    insta::assert_snapshot!(told.join("\n"), @r"
+    https://hunter2@github.com/acme/site: holds a user or a password, which has no place there
+    https://u:hunter2@github.com/acme/site: holds a user or a password, which has no place there
+    http://github.com/acme/site: would send a token over a network in the clear
+    https://github.com/acme: has no owner and name
+    https://github.com/acme/site/tree/main: has an owner or a name that no repository has
+    https://github.com/acme/..: has an owner or a name that no repository has
+    https://github.com/-x/site: has an owner or a name that no repository has
+    https://github.com/acme/site?x=hunter2: has characters that it cannot have
+    https://github.com/acme/%2e%2e: has characters that it cannot have
+    ext::sh -c id: has characters that it cannot have
+    file://relative/site.git: names no absolute path
+    file:///srv/../etc/site.git: names no absolute path
+    /srv/site.git: has no host
+    --upload-pack=id: has a scheme that is not read
+    : is not a URL
+    ");
+}
+
+#[test]
+fn a_repository_on_this_machine_is_its_path() {
+    let repository: Repository = "file:///srv/git/site.git".parse().unwrap();
+    assert_eq!(repository.key(), "file:///srv/git/site.git");
+    assert!(repository.hosted().is_none());
+}

@@ -1,0 +1,113 @@
+//! An agent's words on a page, and the relay's part among other people's.
+
+use cogni_gateway::relay::pull_request::{island, text};
+use proptest::prelude::*;
+
+/// L6: whatever an agent writes notifies nobody, closes nothing and loads nothing.
+#[test]
+fn an_agents_words_do_nothing() {
+    let told = [
+        "@acme/owners and @alice, mail a@b.example",
+        "Fixes #12, closes acme/site#3, resolves GH-7 and gh-8",
+        "fixes: https://github.com/acme/site/issues/1, closed HTTP://x.example/2",
+        "![pixel](https://x.example/?secret) <img src=x> </details> <!-- /cogni --> <?x?>",
+        "# A heading, 1 < 2, a -- b, #hash, 50 %, prefixes https",
+        "```\n@alice in code #1\n```",
+        "left\u{202e}thgir\u{7}",
+    ]
+    .map(|words| text::body(words).replace('\u{200b}', "·"));
+    insta::assert_snapshot!(told.join("\n"), @r"
+    @·acme/owners and @·alice, mail a@·b.example
+    Fixes #·12, closes acme/site#·3, resolves GH-·7 and gh-·8
+    fixes·: https://github.com/acme/site/issues/1, closed· HTTP://x.example/2
+    !·[pixel](https://x.example/?secret) <·img src=x> <·/details> <·!-- /cogni --> <·?x?>
+    # A heading, 1 < 2, a -- b, #hash, 50 %, prefixes https
+    ```
+    @·alice in code #·1
+    ```
+    leftthgir
+    ");
+}
+
+/// L6: a title is one line, not too long, and never empty.
+#[test]
+fn a_title_is_one_short_line() {
+    assert_eq!(text::title("\n  Fix the login\nand more", "x"), "Fix the login");
+    assert_eq!(text::title(" \n", "Changes from sandbox/task-1"), "Changes from sandbox/task-1");
+    assert_eq!(text::title(&"a".repeat(500), "x").chars().count(), 121);
+}
+
+/// L6: what people wrote stays, byte for byte; a run's own part is replaced, another run's stays beside it.
+#[test]
+fn the_relays_part_stands_among_other_peoples_words() {
+    let first = island::put(None, "run-1", "one").unwrap();
+    let edited = format!("Dear all,\r\n\r\n{first}\r\n- [ ] checked by hand\r\n");
+    let second = island::put(Some(&edited), "run-2", "two").unwrap();
+    let again = island::put(Some(&second), "run-1", "one, again").unwrap();
+    insta::assert_snapshot!(again.replace('\r', "␍"), @r"
+    Dear all,␍
+    ␍
+    <!-- cogni:run run-1 -->
+    one, again
+    <!-- /cogni -->
+
+    <!-- cogni:run run-2 -->
+    two
+    <!-- /cogni -->␍
+    - [ ] checked by hand␍
+    ");
+    assert_eq!(island::put(Some(&again), "run-1", "one, again").as_ref(), Some(&again));
+}
+
+/// L6: a mark without its other half is not the relay's, and takes nothing with it.
+#[test]
+fn a_broken_mark_takes_nothing_with_it() {
+    let text =
+        "<!-- cogni:run run-1 -->\nkept\n<!-- cogni:run run-2 -->\nold\n<!-- /cogni -->\nalso kept";
+    insta::assert_snapshot!(island::put(Some(text), "run-2", "new").unwrap(), @r"
+    <!-- cogni:run run-1 -->
+    kept
+    <!-- cogni:run run-2 -->
+    new
+    <!-- /cogni -->
+    also kept
+    ");
+}
+
+/// L6: GitHub's bound on a text holds: old runs give way, people's words never.
+#[test]
+fn a_full_text_loses_its_oldest_runs_and_none_of_the_peoples_words() {
+    let mut text = Some("kept".to_owned());
+    for run in 0..40 {
+        text = island::put(text.as_deref(), &format!("run-{run}"), &"x".repeat(4_000));
+    }
+    let text = text.unwrap();
+    assert!(text.chars().count() <= 65_000 && text.starts_with("kept"));
+    assert!(text.contains("cogni:run run-39 ") && !text.contains("cogni:run run-0 "));
+    assert_eq!(island::put(Some(&"x".repeat(64_990)), "run-1", "no room"), None);
+}
+
+proptest! {
+    /// L6: for every text: outside of our parts nothing changes, and what we put twice stands there once.
+    #[test]
+    fn a_part_is_put_once_and_changes_nothing_else(
+        before in "(?s).{0,40}", after in "(?s).{0,40}", words in "[a-z ]{0,20}",
+    ) {
+        let marks = ["<!--", "-->"];
+        prop_assume!(!marks.iter().any(|mark| before.contains(mark) || after.contains(mark)));
+        let own = island::put(None, "run-1", "old").unwrap();
+        let text = format!("{before}{own}{after}");
+        let put = island::put(Some(&text), "run-1", &words).unwrap();
+        prop_assert!(put.starts_with(&before) && put.ends_with(&after));
+        prop_assert_eq!(put.matches("cogni:run").count(), 1);
+        prop_assert_eq!(island::put(Some(&put), "run-1", &words).unwrap(), put);
+    }
+
+    /// L6: an agent cannot end the relay's part, or begin another.
+    #[test]
+    fn no_words_break_out_of_the_part(words in "(?s)(<!-- ?/?cogni(:run x)? ?-->|.){0,30}") {
+        let put = island::put(None, "run-1", &text::body(&words)).unwrap();
+        prop_assert_eq!(put.matches("<!-- cogni:run").count(), 1);
+        prop_assert_eq!(put.matches("<!-- /cogni -->").count(), 1);
+    }
+}
