@@ -14,13 +14,18 @@
 //!
 //! **Invariant:** nothing of the agent's is in the mirror before it has been judged and pushed.
 
+pub mod artifact;
 pub mod branch_key;
+pub mod bundle;
 pub mod credential;
+pub mod extract;
 pub mod git;
 pub mod github;
+pub mod judge;
 pub mod lease;
 pub mod mirror;
 pub mod pull_request;
+pub mod quarantine;
 pub mod remote;
 pub mod repository;
 mod sha;
@@ -28,10 +33,14 @@ mod sha;
 use std::io;
 use std::path::PathBuf;
 
+pub use artifact::Artifacts;
 pub use branch_key::{Branch, BranchKey};
+pub use bundle::Bundle;
 pub use git::Git;
+pub use judge::{Cleared, Held, Judged, Verdict};
 pub use lease::Lease;
 pub use mirror::{BranchState, Mirror};
+pub use quarantine::Quarantined;
 pub use remote::Remote;
 pub use sha::Sha;
 
@@ -48,6 +57,14 @@ pub enum Error {
     State { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]
     Disk { path: PathBuf, source: io::Error },
+    #[error("more than {limit} bytes came out for `{}`", path.display())]
+    TooMuch { path: PathBuf, limit: u64 },
+    #[error("the bundle is not what was asked for: {0}")]
+    Bundle(#[from] bundle::Invalid),
+    #[error("the bundle is not what was announced: {what} is another")]
+    Unlike { what: &'static str },
+    #[error("what came out cannot come in: {0}")]
+    Refused(#[from] quarantine::Refusal),
     #[error(transparent)]
     Git(#[from] git::Error),
 }

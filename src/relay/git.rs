@@ -5,6 +5,7 @@
 //!
 //! **Invariant:** a secret is in the environment of the one process that needs it, and in nothing that comes back.
 
+pub mod batch;
 mod call;
 mod process;
 mod seal;

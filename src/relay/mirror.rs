@@ -109,7 +109,6 @@ impl Mirror {
         if base == branch.to_string() || listed.default == Some(branch.to_string()) {
             return Err(Error::Default { branch: branch.clone() });
         }
-        // Another look where it is the default: what is listed first is `HEAD`.
         let [base_ref, branch_ref] = ["base", "branch"].map(|name| own_ref(branch, name));
         let mut wanted = vec![format!("+refs/heads/{base}:{base_ref}")];
         if listed.branch.is_some() {
@@ -166,10 +165,10 @@ impl Mirror {
     /// The name goes into refspecs, where much more has a meaning than in a name.
     fn check_name(&self, base: &str) -> Result<(), Error> {
         let name = format!("refs/heads/{base}");
-        match self.git.call("check-ref-format").word(name).is_so()? {
-            true => Ok(()),
-            false => Err(Error::NoBase { base: base.escape_debug().to_string() }),
+        if self.git.call("check-ref-format").word(name).is_so()? {
+            return Ok(());
         }
+        Err(Error::NoBase { base: base.escape_debug().to_string() })
     }
 
     fn tip(&self, name: &str) -> Result<Sha, Error> {
@@ -189,10 +188,6 @@ impl Mirror {
 
     pub(super) fn remote(&self) -> &Remote {
         &self.remote
-    }
-
-    pub(super) fn git(&self) -> &Git {
-        &self.git
     }
 }
 

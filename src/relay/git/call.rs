@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
+use super::batch::{Part, Reader};
 use super::process::{self, Limits, Sink};
 use super::seal::{ENVIRONMENT, SETTINGS};
 use super::{Error, Place};
@@ -115,6 +116,14 @@ impl<'a> Call<'a> {
     /// Runs it, and hands on what it prints, piece by piece.
     pub fn pieces(self, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
         self.run(&mut Sink::Pieces(&mut take))
+    }
+
+    /// Runs a `cat-file --batch`, and hands on the objects, part by part.
+    pub fn objects(self, mut take: impl FnMut(Part<'_>)) -> Result<(), Error> {
+        let what = self.subcommand.to_owned();
+        let (mut reader, mut is_sound) = (Reader::default(), true);
+        self.pieces(|piece| is_sound &= is_sound && reader.push(piece, &mut take).is_ok())?;
+        if is_sound { Ok(()) } else { Err(Error::Senseless { what }) }
     }
 
     /// Runs it, and lets it write into a file.

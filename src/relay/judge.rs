@@ -1,0 +1,265 @@
+//! Whether the agent's work is pushed, by what the host's own git says has changed.
+//!
+//! Looked at is what each commit changes, and what all of them come to: a file that is added and taken away again is
+//! in the history all the same, and so is a credential.
+
+pub mod diff;
+mod evidence;
+mod pattern;
+mod policy;
+mod secret;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::{Artifacts, Branch, BranchState, Error, Quarantined, Sha};
+use crate::base::secret::Secret;
+use diff::Change;
+use evidence::Evidence;
+
+pub use pattern::Pattern;
+pub use policy::{Config, Invalid, Paths, Policy, Ruling};
+pub use secret::{Found, Kind, Scanner, Text};
+
+/// Work that was looked at.
+#[derive(Debug)]
+pub struct Judged {
+    quarantined: Quarantined,
+    verdict: Verdict,
+    files: usize,
+}
+
+/// Work that may be pushed; there is no other way to one of these.
+#[derive(Debug)]
+pub struct Cleared {
+    pub(super) quarantined: Quarantined,
+    pub(super) verdict: Verdict,
+}
+
+/// Work that is not pushed. What came out of the sandbox is in its [`Artifacts`] still.
+#[derive(Debug)]
+pub struct Held {
+    pub state: BranchState,
+    pub tip: Sha,
+    pub reasons: Vec<Reason>,
+}
+
+/// What becomes of the work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Push,
+    /// Pushed; a person has to look at it.
+    Review(Vec<Reason>),
+    /// Not pushed.
+    Hold(Vec<Reason>),
+}
+
+/// Why it is not simply pushed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reason {
+    pub ruling: Ruling,
+    /// Escaped: the agent chose it.
+    pub path: Option<String>,
+    pub why: String,
+}
+
+impl Quarantined {
+    /// Judges by `policy`. `known` are credentials of this host, which must not be found in anything.
+    pub fn judge(self, policy: &Policy, known: &[Secret]) -> Result<Judged, Error> {
+        let evidence = Evidence::gather(&self, policy, known)?;
+        let mut bench = Bench { policy, reasons: BTreeSet::new() };
+        bench.hear(&self, &evidence);
+        let (verdict, files) = (bench.verdict(), evidence.files);
+        Ok(Judged { quarantined: self, verdict, files })
+    }
+}
+
+impl Judged {
+    pub fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    pub fn work(&self) -> &Quarantined {
+        &self.quarantined
+    }
+
+    /// How many paths are not what they were.
+    pub fn files(&self) -> usize {
+        self.files
+    }
+
+    /// The work, to be pushed; or why it is not.
+    #[expect(clippy::result_large_err, reason = "both are the outcome, and there is one of them")]
+    pub fn cleared(self) -> Result<Cleared, Held> {
+        let Self { quarantined, verdict, .. } = self;
+        match verdict {
+            Verdict::Hold(reasons) => {
+                Err(Held { state: quarantined.state, tip: quarantined.tip, reasons })
+            }
+            verdict => Ok(Cleared { quarantined, verdict }),
+        }
+    }
+}
+
+impl Held {
+    /// What a person does to have the work: one line, in a clone of the repository.
+    pub fn apply_line(&self, artifacts: &Artifacts) -> String {
+        artifacts.apply_line(self.branch())
+    }
+
+    pub fn branch(&self) -> &Branch {
+        &self.state.branch
+    }
+}
+
+impl Verdict {
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Push => "push",
+            Self::Review(_) => "review",
+            Self::Hold(_) => "hold",
+        }
+    }
+
+    pub fn reasons(&self) -> &[Reason] {
+        match self {
+            Self::Push => &[],
+            Self::Review(reasons) | Self::Hold(reasons) => reasons,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "`{path}`: {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
+}
+
+/// Hears every rule, and remembers what speaks against.
+struct Bench<'a> {
+    policy: &'a Policy,
+    reasons: BTreeSet<Reason>,
+}
+
+impl Bench<'_> {
+    fn hear(&mut self, work: &Quarantined, evidence: &Evidence) {
+        let Policy { review_files, hold_files, claims_provenance, work_elsewhere, .. } =
+            *self.policy;
+        for change in &evidence.changes {
+            self.path(change);
+            self.mode(change);
+        }
+        for (path, size) in &evidence.large {
+            self.size(path, *size);
+        }
+        for path in &evidence.links_outside {
+            self.say(self.policy.link_outside, Some(path), "it is a link out of the repository");
+        }
+        for path in &evidence.lfs_pointers {
+            self.say(
+                self.policy.lfs_pointer,
+                Some(path),
+                "it points to a large file that is not here",
+            );
+        }
+        for (path, kind) in &evidence.secrets {
+            self.say(self.policy.secret, path.as_deref(), &format!("it holds {kind}"));
+        }
+        if work.commits.iter().any(super::quarantine::commit::Commit::claims_provenance) {
+            self.say(
+                claims_provenance,
+                None,
+                "a message says which run it is of, which is for the relay",
+            );
+        }
+        if work.has_work_elsewhere {
+            self.say(
+                work_elsewhere,
+                None,
+                "the agent's checkout is at another commit than its branch",
+            );
+        }
+        let counted = format!("{} paths are changed", evidence.files);
+        match evidence.files {
+            files if files > hold_files => self.say(Ruling::Hold, None, &counted),
+            files if files > review_files => self.say(Ruling::Review, None, &counted),
+            _ => (),
+        }
+    }
+
+    fn path(&mut self, change: &Change) {
+        let path = Some(change.path.as_slice());
+        if let Some(rule) = self.policy.on_path(&change.path) {
+            self.say(rule.verdict, path, &rule.why);
+        }
+        if is_strange(&change.path) {
+            self.say(self.policy.strange_path, path, "its name is not what it looks like");
+        }
+    }
+
+    fn mode(&mut self, change: &Change) {
+        let was = |mode| change.before.iter().any(|entry| entry.mode == mode);
+        let path = Some(change.path.as_slice());
+        match change.after.mode {
+            diff::SUBMODULE => self.say(self.policy.submodule, path, "it is another repository"),
+            diff::PROGRAM if !was(diff::PROGRAM) => {
+                self.say(self.policy.new_program, path, "it can be run now");
+            }
+            _ => (),
+        }
+    }
+
+    fn size(&mut self, path: &[u8], size: u64) {
+        let Policy { review_file_bytes, hold_file_bytes, .. } = *self.policy;
+        let why = format!("it has {size} bytes");
+        match size {
+            size if size > hold_file_bytes => self.say(Ruling::Hold, Some(path), &why),
+            size if size > review_file_bytes => self.say(Ruling::Review, Some(path), &why),
+            _ => (),
+        }
+    }
+
+    fn say(&mut self, ruling: Ruling, path: Option<&[u8]>, why: &str) {
+        if ruling > Ruling::Push {
+            let path = path.map(shown);
+            self.reasons.insert(Reason { ruling, path, why: why.to_owned() });
+        }
+    }
+
+    fn verdict(self) -> Verdict {
+        let strictest = self.reasons.last().map(|reason| reason.ruling);
+        // The strictest first, and no more than a person reads.
+        let reasons = || {
+            let mut reasons: Vec<_> = self.reasons.iter().cloned().collect();
+            reasons.sort_by_key(|reason| std::cmp::Reverse(reason.ruling));
+            reasons.truncate(MAX_REASONS);
+            reasons
+        };
+        match strictest {
+            None | Some(Ruling::Push) => Verdict::Push,
+            Some(Ruling::Review) => Verdict::Review(reasons()),
+            Some(Ruling::Hold) => Verdict::Hold(reasons()),
+        }
+    }
+}
+
+/// Not text, or with characters that show nothing, or turn around what stands beside them.
+fn is_strange(path: &[u8]) -> bool {
+    let is_hidden = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    str::from_utf8(path).map_or(true, |path| path.chars().any(is_hidden) || path.contains('\\'))
+}
+
+fn shown(path: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(path).chars().flat_map(char::escape_debug).collect();
+    text.chars().take(MAX_SHOWN).collect()
+}
+
+const MAX_REASONS: usize = 50;
+
+const MAX_SHOWN: usize = 200;

@@ -1,0 +1,206 @@
+//! What the host's own git says of the work, gathered once for all rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use super::Policy;
+use super::diff::{self, Change};
+use super::secret::{Found, Scanner, Text};
+use crate::base::secret::Secret;
+use crate::relay::git::batch::Part;
+use crate::relay::git::{self, Input};
+use crate::relay::{Error, Quarantined, Sha};
+
+/// All that rules are about.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    /// Of every commit, and of all together. A path may be here more than once.
+    pub(super) changes: Vec<Change>,
+    /// Paths that differ in the end.
+    pub(super) files: usize,
+    pub(super) large: BTreeSet<(Vec<u8>, u64)>,
+    pub(super) links_outside: BTreeSet<Vec<u8>>,
+    pub(super) lfs_pointers: BTreeSet<Vec<u8>>,
+    /// Where, and what kind.
+    pub(super) secrets: BTreeSet<(Option<Vec<u8>>, String)>,
+}
+
+impl Evidence {
+    pub(super) fn gather(
+        work: &Quarantined,
+        policy: &Policy,
+        known: &[Secret],
+    ) -> Result<Self, Error> {
+        let outcome = outcome(work)?;
+        let mut changes = history(work)?;
+        let mut evidence = Self { files: outcome.len(), ..Self::default() };
+        let before: Vec<_> = outcome.iter().flat_map(|change| change.before.clone()).collect();
+        changes.extend(outcome);
+        let scanner = Scanner::new(&policy.secrets, known).expect("patterns are checked when read");
+        let mut found = evidence.look_into(work, &changes, (policy, &scanner))?;
+        if !found.is_empty() {
+            // What was there before is nobody's new secret.
+            let old = before.iter().filter(|entry| entry.is_blob()).map(|entry| entry.name);
+            let old = secrets(work, old.collect(), &scanner)?;
+            found.retain(|_, secrets: &mut Found| {
+                secrets.retain(|hash, _| !old.contains_key(hash));
+                !secrets.is_empty()
+            });
+        }
+        for (name, secrets) in found {
+            let path = changes.iter().find(|change| change.after.name == name).map(|it| &it.path);
+            evidence.secrets.extend(secrets.into_values().map(|kind| (path.cloned(), kind)));
+        }
+        let told = told(work, &changes, &scanner);
+        evidence.secrets.extend(told.into_values().map(|kind| (None, kind)));
+        evidence.changes = changes;
+        Ok(evidence)
+    }
+
+    /// Reads every new blob once, and returns the secrets of each.
+    fn look_into(
+        &mut self,
+        work: &Quarantined,
+        changes: &[Change],
+        (policy, scanner): (&Policy, &Scanner),
+    ) -> Result<BTreeMap<Sha, Found>, Error> {
+        let mut places: BTreeMap<Sha, Vec<&Change>> = BTreeMap::new();
+        for change in changes.iter().filter(|change| change.after.is_blob()) {
+            places.entry(change.after.name).or_default().push(change);
+        }
+        let (mut secrets, mut name, mut text) = (BTreeMap::new(), Sha::NONE, Text::default());
+        let (mut found, mut beginning) = (Found::new(), vec![]);
+        let names = places.keys().copied().collect();
+        read(work, names, |part| match part {
+            Part::Head(object) => {
+                (name, text, found) = (object.name, Text::default(), Found::new());
+                beginning.clear();
+                if object.size > policy.review_file_bytes {
+                    let paths = places[&name].iter().map(|change| change.path.clone());
+                    self.large.extend(paths.map(|path| (path, object.size)));
+                }
+            }
+            Part::Content(piece) => {
+                let room = BEGINNING_BYTES.saturating_sub(beginning.len());
+                beginning.extend_from_slice(&piece[..piece.len().min(room)]);
+                scanner.scan(&mut text, piece, &mut found);
+            }
+            Part::End => {
+                self.look_at(&beginning, &places[&name]);
+                let found = std::mem::take(&mut found);
+                if !found.is_empty() {
+                    secrets.insert(name, found);
+                }
+            }
+        })?;
+        Ok(secrets)
+    }
+
+    fn look_at(&mut self, beginning: &[u8], places: &[&Change]) {
+        for change in places {
+            match change.after.mode {
+                diff::LINK if leads_outside(&change.path, beginning) => {
+                    self.links_outside.insert(change.path.clone());
+                }
+                diff::LINK => (),
+                _ if beginning.starts_with(LFS_POINTER) => {
+                    self.lfs_pointers.insert(change.path.clone());
+                }
+                _ => (),
+            }
+        }
+    }
+}
+
+/// What all commits come to. Where the agent has merged the newer base, what came with that is not its work.
+fn outcome(work: &Quarantined) -> Result<Vec<Change>, Error> {
+    let (start, base) = (work.state.start, work.state.base_tip);
+    let changes = between(work, start)?;
+    let (base_name, tip) = (base.to_string(), work.tip.to_string());
+    let is_merged = start != base
+        && work.call("merge-base").words(["--is-ancestor", &base_name, &tip]).is_so()?;
+    if !is_merged {
+        return Ok(changes);
+    }
+    let own: BTreeSet<_> = between(work, base)?.into_iter().map(|change| change.path).collect();
+    Ok(changes.into_iter().filter(|change| own.contains(&change.path)).collect())
+}
+
+fn between(work: &Quarantined, from: Sha) -> Result<Vec<Change>, Error> {
+    let call = work.call("diff-tree").words(DIFF).words([from.to_string(), work.tip.to_string()]);
+    parsed(&call.bytes()?)
+}
+
+/// What each commit changes; of a merge, what is in none of its parents.
+fn history(work: &Quarantined) -> Result<Vec<Change>, Error> {
+    let mut names = String::new();
+    for commit in &work.commits {
+        let _ = writeln!(names, "{}", commit.name);
+    }
+    let call = work.call("diff-tree").words(DIFF).words(["-c", "--no-commit-id", "--stdin"]);
+    parsed(&call.input(Input::Bytes(names.into_bytes())).bytes()?)
+}
+
+fn parsed(bytes: &[u8]) -> Result<Vec<Change>, Error> {
+    let senseless = |_| git::Error::Senseless { what: "diff-tree".to_owned() };
+    Ok(diff::parse(bytes).map_err(senseless)?)
+}
+
+/// Secrets that some blobs have.
+fn secrets(work: &Quarantined, blobs: BTreeSet<Sha>, scanner: &Scanner) -> Result<Found, Error> {
+    let (mut found, mut text) = (Found::new(), Text::default());
+    read(work, blobs, |part| match part {
+        Part::Head(_) => text = Text::default(),
+        Part::Content(piece) => scanner.scan(&mut text, piece, &mut found),
+        Part::End => (),
+    })?;
+    Ok(found)
+}
+
+/// Secrets in messages and names.
+fn told(work: &Quarantined, changes: &[Change], scanner: &Scanner) -> Found {
+    let mut found = Found::new();
+    let messages = work.commits.iter().flat_map(|commit| [&commit.author, &commit.message]);
+    for text in messages.chain(changes.iter().map(|change| &change.path)) {
+        scanner.scan(&mut Text::default(), text, &mut found);
+    }
+    found
+}
+
+fn read(work: &Quarantined, blobs: BTreeSet<Sha>, take: impl FnMut(Part<'_>)) -> Result<(), Error> {
+    let mut names = String::new();
+    for name in blobs {
+        let _ = writeln!(names, "{name}");
+    }
+    // As large as what may come in, and larger: blobs of before are read as well.
+    let limits = git::Limits { output_bytes: u64::MAX, ..git::Limits::default() };
+    let call = work.call("cat-file").word("--batch").limits(limits);
+    Ok(call.input(Input::Bytes(names.into_bytes())).objects(take)?)
+}
+
+/// Whether a link at `path` with this target leads out of the tree, or into git's own directory.
+fn leads_outside(path: &[u8], target: &[u8]) -> bool {
+    if target.starts_with(b"/") || target.len() >= BEGINNING_BYTES {
+        return true;
+    }
+    let mut depth = memchr::memchr_iter(b'/', path).count();
+    for segment in target.split(|byte| *byte == b'/') {
+        match segment {
+            b"" | b"." => (),
+            b".." => match depth.checked_sub(1) {
+                Some(less) => depth = less,
+                None => return true,
+            },
+            name if name.eq_ignore_ascii_case(b".git") => return true,
+            _ => depth += 1,
+        }
+    }
+    false
+}
+
+const DIFF: &[&str] = &["-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff"];
+
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// No link that works is longer.
+const BEGINNING_BYTES: usize = 4096;

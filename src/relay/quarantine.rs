@@ -1,0 +1,294 @@
+//! Where the agent's objects are looked at: beside the mirror, never in it.
+//!
+//! The pack is unpacked into a directory of its own that borrows the mirror's objects. Git checks each object's form
+//! on the way in, and that nothing is missing; what remains to be asked is whether this is work on top of what the
+//! agent was given, and how large it is once unpacked.
+
+pub mod commit;
+mod replay;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::git::batch::{self, Part};
+use super::git::{self, Call, Input};
+use super::{BranchState, Bundle, Error, Lease, Mirror, Sha};
+use commit::Commit;
+
+pub use replay::{Exactly, Mode, Provenance};
+
+/// The agent's commits, whole and well-formed, on top of where it began. Nobody has said yet that they are welcome.
+#[derive(Debug)]
+pub struct Quarantined {
+    pub(super) mirror: Mirror,
+    /// Held until the branch is moved, or will not be.
+    pub(super) lease: Lease,
+    pub(super) state: BranchState,
+    pub(super) objects: PathBuf,
+    /// Oldest first, as the agent made them.
+    pub(super) commits: Vec<Commit>,
+    /// What is to be pushed.
+    pub(super) tip: Sha,
+    pub(super) tree: Sha,
+    pub(super) mode: Mode,
+    pub(super) size: Size,
+    pub(super) has_work_elsewhere: bool,
+}
+
+/// What the new objects come to, unpacked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    pub objects: u64,
+    pub bytes: u64,
+}
+
+/// What may come in at all; what is welcome is [`judge`](super::judge)'s question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    pub commits: u32,
+    /// The commits themselves: their messages, mostly.
+    pub commits_bytes: u64,
+    pub pack_bytes: u64,
+    pub objects: u64,
+    /// All of them, unpacked.
+    pub bytes: u64,
+    pub memory_bytes: u64,
+    #[serde(with = "humantime_serde")]
+    pub time: Duration,
+}
+
+/// Why the agent's work cannot come in. It is for people to look at then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("git does not accept its objects: {0}")]
+    Objects(String),
+    #[error("its tip is no commit")]
+    NoCommit,
+    #[error("it builds on commits that the agent was not given")]
+    Foreign,
+    #[error("it does not build on what the agent was given: history was rewritten, or replaced")]
+    Rewritten,
+    #[error("it has a history of its own, which begins with `{0}`")]
+    Root(Sha),
+    #[error("it has more than {0} commits")]
+    Commits(u32),
+    #[error("it unpacks to more than {bytes} bytes or {objects} objects")]
+    Size { objects: u64, bytes: u64 },
+    #[error("it takes more time or room than there is for it: {0}")]
+    Costly(String),
+    #[error("nothing is in it that was not there before")]
+    Nothing,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            commits: 1000,
+            commits_bytes: 16 << 20,
+            pack_bytes: 64 << 20,
+            objects: 200_000,
+            bytes: 512 << 20,
+            memory_bytes: 2 << 30,
+            time: Duration::from_mins(2),
+        }
+    }
+}
+
+impl Bundle {
+    /// Takes the bundle in, and looks at what it is.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for what must not come in; [`Error::Unlike`] where it is not what was announced.
+    pub fn admit(
+        self,
+        mirror: &Mirror,
+        lease: &Lease,
+        limits: &Limits,
+    ) -> Result<Quarantined, Error> {
+        let objects = lease.directory("objects")?;
+        let cell = Cell { mirror, objects: &objects, limits };
+        cell.index(&self)?;
+        let commits = cell.commits(&self)?;
+        let size = cell.size(&self)?;
+        let Self { state, announced, header, .. } = self;
+        let newest = commits.last().expect("there is at least one");
+        if newest.tree != announced.tree {
+            return Err(Error::Unlike { what: "the tree at its tip" });
+        }
+        if commits.len() != announced.commits as usize {
+            return Err(Error::Unlike { what: "the number of its commits" });
+        }
+        Ok(Quarantined {
+            mirror: mirror.clone(),
+            lease: lease.clone(),
+            state,
+            tree: newest.tree,
+            tip: header.tip,
+            objects,
+            commits,
+            mode: Mode::Exact(Exactly::NotReplayed),
+            size,
+            has_work_elsewhere: announced.head.is_some(),
+        })
+    }
+}
+
+impl Quarantined {
+    /// The commit that would be pushed.
+    pub fn tip(&self) -> Sha {
+        self.tip
+    }
+
+    pub fn tree(&self) -> Sha {
+        self.tree
+    }
+
+    pub fn mode(&self) -> &Mode {
+        &self.mode
+    }
+
+    pub fn commits(&self) -> usize {
+        self.commits.len()
+    }
+
+    pub fn size(&self) -> Size {
+        self.size
+    }
+
+    /// Git, where it sees the new objects and the mirror's.
+    pub(super) fn call(&self, subcommand: &'static str) -> Call<'_> {
+        inside(&self.mirror, &self.objects, subcommand)
+    }
+}
+
+struct Cell<'a> {
+    mirror: &'a Mirror,
+    objects: &'a Path,
+    limits: &'a Limits,
+}
+
+impl Cell<'_> {
+    /// Unpacks, with every check that git has; what a thin pack leaves out is taken from the mirror.
+    fn index(&self, bundle: &Bundle) -> Result<(), Error> {
+        let disk = |source| Error::Disk { path: bundle.path.clone(), source };
+        let most = format!("--max-input-size={}", self.limits.pack_bytes);
+        let words = ["--strict", "--fix-thin", "--stdin", "--threads=1", &most];
+        let call = self.call("index-pack").words(words);
+        let pack = bundle.pack().map_err(disk)?;
+        call.input(Input::File(pack)).done().map_err(refused)
+    }
+
+    /// The new commits, oldest first, once it is clear that they are work on top of what was given.
+    fn commits(&self, bundle: &Bundle) -> Result<Vec<Commit>, Error> {
+        let Bundle { header, state, .. } = bundle;
+        let kind = self.call("cat-file").words(["-t", &header.tip.to_string()]).text()?;
+        if kind.trim_end() != "commit" {
+            return Err(Refusal::NoCommit.into());
+        }
+        if !self.is_known(&header.prerequisites, state)? {
+            return Err(Refusal::Foreign.into());
+        }
+        let (start, tip) = (state.start.to_string(), header.tip.to_string());
+        let ancestor = self.call("merge-base").words(["--is-ancestor", &start, &tip]);
+        if !ancestor.is_so()? {
+            return Err(Refusal::Rewritten.into());
+        }
+        let most = format!("--max-count={}", u64::from(self.limits.commits) + 1);
+        let words = ["--topo-order", "--reverse", &most, &tip];
+        let names = self.call("rev-list").words(words).words(state.known()).text()?;
+        let count = names.lines().count();
+        if count > self.limits.commits as usize {
+            return Err(Refusal::Commits(self.limits.commits).into());
+        }
+        if count == 0 {
+            return Err(Refusal::Nothing.into());
+        }
+        let commits = self.read(names)?;
+        match commits.iter().find(|commit| commit.parents.is_empty()) {
+            Some(root) => Err(Refusal::Root(root.name).into()),
+            None => Ok(commits),
+        }
+    }
+
+    /// Whether the agent was given all of these. The mirror has other runs' work, too.
+    fn is_known(&self, commits: &[Sha], state: &BranchState) -> Result<bool, Error> {
+        let list = commits.iter().map(Sha::to_string).chain(state.known()).collect::<Vec<_>>();
+        let call = self.call("rev-list").words(["--max-count=1", "--stdin"]);
+        let call = call.input(Input::Bytes((list.join("\n") + "\n").into_bytes()));
+        match call.text() {
+            Ok(foreign) => Ok(foreign.is_empty()),
+            Err(git::Error::Failed { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read(&self, names: String) -> Result<Vec<Commit>, Error> {
+        let (mut name, mut content, mut commits) = (Sha::NONE, vec![], vec![]);
+        let limits = git::Limits { output_bytes: self.limits.commits_bytes, ..self.allowance() };
+        let call = self.call("cat-file").word("--batch").input(Input::Bytes(names.into_bytes()));
+        let read = call.limits(limits).objects(|part| match part {
+            Part::Head(object) => name = object.name,
+            Part::Content(piece) => content.extend_from_slice(piece),
+            Part::End => commits.push(Commit::parse(name, &std::mem::take(&mut content))),
+        });
+        read.map_err(refused)?;
+        let commits = commits.into_iter().collect::<Option<_>>();
+        Ok(commits.ok_or_else(|| git::Error::Senseless { what: "cat-file".to_owned() })?)
+    }
+
+    /// Asks each new object for its size, without unpacking it.
+    fn size(&self, bundle: &Bundle) -> Result<Size, Error> {
+        let words = ["--objects", "--no-object-names", &bundle.header.tip.to_string()];
+        let list = self.call("rev-list").words(words).words(bundle.state.known());
+        let list = list.bytes().map_err(refused)?;
+        let check = self.call("cat-file").word("--batch-check").input(Input::Bytes(list));
+        let lines = check.bytes().map_err(refused)?;
+        let mut size = Size::default();
+        for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let object = batch::parsed(line);
+            let senseless = || git::Error::Senseless { what: "cat-file".to_owned() };
+            size.bytes += object.ok_or_else(senseless)?.size;
+            size.objects += 1;
+        }
+        let Limits { objects, bytes, .. } = *self.limits;
+        if size.objects > objects || size.bytes > bytes {
+            return Err(Refusal::Size { objects, bytes }.into());
+        }
+        Ok(size)
+    }
+
+    fn call(&self, subcommand: &'static str) -> Call<'_> {
+        inside(self.mirror, self.objects, subcommand).limits(self.allowance())
+    }
+
+    fn allowance(&self) -> git::Limits {
+        git::Limits {
+            time: self.limits.time,
+            memory_bytes: self.limits.memory_bytes,
+            // What a thin pack leaves out is added to it.
+            file_bytes: self.limits.pack_bytes.saturating_mul(2),
+            output_bytes: self.limits.objects.saturating_mul(OBJECT_LINE_BYTES),
+        }
+    }
+}
+
+/// What git fails at here is the agent's doing.
+fn refused(error: git::Error) -> Error {
+    match error {
+        git::Error::Failed { said, .. } => Refusal::Objects(said).into(),
+        git::Error::Late { .. } | git::Error::TooMuch { .. } => {
+            Refusal::Costly(error.to_string()).into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// New objects go where nobody looks for them, and are read together with the mirror's.
+fn inside<'a>(mirror: &'a Mirror, objects: &Path, subcommand: &'static str) -> Call<'a> {
+    let call = mirror.call(subcommand).variable("GIT_OBJECT_DIRECTORY", objects);
+    call.variable("GIT_ALTERNATE_OBJECT_DIRECTORIES", mirror.objects())
+}
+
+/// A name, a kind and a size of 20 digits.
+const OBJECT_LINE_BYTES: u64 = 72;
