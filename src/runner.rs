@@ -2,7 +2,7 @@
 //! other end.
 //!
 //! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
-//! gone by then; what a killed process leaves is taken away by [`sweep`].
+//! gone by then; what a killed process leaves is taken away by [`sweep`], which the next run begins with.
 
 mod directory;
 mod result;
@@ -26,6 +26,7 @@ pub use result::{ErrorCode, RunResult, Timings};
 
 use directory::Directory;
 use result::Outcome;
+use sweep::Sweep;
 
 /// One run, as its host asks for it.
 #[derive(Clone, Debug)]
@@ -42,6 +43,18 @@ pub struct Order {
     pub driver: Driver,
     /// Between SIGTERM and SIGKILL.
     pub grace: Duration,
+}
+
+impl Order {
+    /// What takes away what killed runs of the same installation have left.
+    pub fn sweep(&self) -> Sweep {
+        Sweep {
+            docker_socket: self.docker_socket.clone(),
+            run_dir: self.run_dir.clone(),
+            apply: true,
+            all: false,
+        }
+    }
 }
 
 /// A run whose socket is bound and whose log is open.

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::flags;
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
-use crate::runner::{Order, Prepared};
+use crate::runner::{Order, Prepared, RunResult};
 use crate::sandbox::spec::{Access, Limits, Root, Workspace};
 use crate::sandbox::{self, RunSpec, embedded};
 
@@ -129,22 +129,34 @@ enum Driver {
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let order = order(matches, |name| env::var(name).ok())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(async {
-        let cancel = CancellationToken::new();
-        let cancelled = cancelled()?;
-        let prepared = Prepared::new(order)?;
-        let mut run = Box::pin(prepared.run(cancel.clone(), stderr()?));
-        tokio::select! {
-            result = &mut run => anyhow::Ok(result),
-            () = cancelled => {
-                cancel.cancel();
-                Ok(run.await)
-            }
+    runtime.block_on(async {
+        let sweep = order.sweep();
+        let ended = CancellationToken::new();
+        let run = async {
+            let _ended = ended.clone().drop_guard();
+            let result = until_signalled(order).await?;
+            serde_json::to_writer(&mut *out, &result)?;
+            writeln!(out)?;
+            Ok(if result.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        };
+        // Beside the run, which it must not hold: its result is told before the last sweep is done.
+        let (run, ()) = tokio::join!(run, sweep.forever(SWEEP_EVERY, ended.clone()));
+        run
+    })
+}
+
+async fn until_signalled(order: Order) -> anyhow::Result<RunResult> {
+    let cancel = CancellationToken::new();
+    let cancelled = cancelled()?;
+    let prepared = Prepared::new(order)?;
+    let mut run = Box::pin(prepared.run(cancel.clone(), stderr()?));
+    tokio::select! {
+        result = &mut run => Ok(result),
+        () = cancelled => {
+            cancel.cancel();
+            Ok(run.await)
         }
-    })?;
-    serde_json::to_writer(&mut *out, &result)?;
-    writeln!(out)?;
-    Ok(if result.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
 }
 
 /// What the flags, variables and files ask for.
@@ -290,6 +302,9 @@ fn size(given: &str) -> Result<u64, String> {
     let size = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
     size.ok_or_else(|| "give a number of bytes, or with k, m or g, such as 512m".to_owned())
 }
+
+/// How often a long run looks for what others have left.
+const SWEEP_EVERY: Duration = Duration::from_mins(5);
 
 const EXAMPLE: &str = "\
 What the program prints is shown on standard error as it comes; standard output has the result, one

@@ -6,13 +6,16 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::directory::{owner_of, real};
 use crate::sandbox::docker::{self, Docker};
 use crate::sandbox::owner::State;
-use crate::sandbox::{Owner, name_of};
+use crate::sandbox::{self, Owner, name_of};
 
 /// What is to be swept, and how far it goes.
 #[derive(Clone, Debug)]
@@ -95,6 +98,31 @@ impl Sweep {
         Ok(Swept { found, engine })
     }
 
+    /// Sweeps at once, and then `every` so often, until `stop`; what is being removed then is given a moment. Nothing
+    /// waits for it, so what goes wrong is logged.
+    pub async fn forever(&self, every: Duration, stop: CancellationToken) {
+        let patience = async {
+            stop.cancelled().await;
+            sleep(AFTER_STOP).await;
+        };
+        let sweeps = async {
+            while !stop.is_cancelled() {
+                match self.sweep().await {
+                    Ok(swept) => swept.log(),
+                    Err(error) => tracing::warn!("cannot sweep: {error:#}"),
+                }
+                tokio::select! {
+                    () = sleep(every) => (),
+                    () = stop.cancelled() => (),
+                }
+            }
+        };
+        tokio::select! {
+            () = sweeps => (),
+            () = patience => tracing::debug!("the sweep is cut short"),
+        }
+    }
+
     async fn containers(&self, run_dir: &Path, found: &mut Vec<Found>) -> Engine {
         if !self.docker_socket.exists() {
             return Engine::Absent;
@@ -111,7 +139,28 @@ impl Sweep {
             }
             anyhow::Ok(())
         };
-        asked.await.map_or_else(Engine::Failed, |()| Engine::Asked)
+        match timeout(ENGINE, asked).await {
+            Ok(Ok(())) => Engine::Asked,
+            Ok(Err(error)) => Engine::Failed(error),
+            Err(_) => Engine::Failed(sandbox::Error::Silent("tell what is left").into()),
+        }
+    }
+}
+
+impl Swept {
+    fn log(self) {
+        for Found { kind, name, fate } in self.found {
+            match fate {
+                Fate::Removed => tracing::info!(?kind, name, "removed what a crash had left"),
+                Fate::Stuck(error) => {
+                    tracing::warn!(?kind, name, error, "cannot remove what a crash has left");
+                }
+                Fate::InUse | Fate::Unclear | Fate::Elsewhere(_) | Fate::Orphaned => (),
+            }
+        }
+        if let Engine::Failed(error) = self.engine {
+            tracing::warn!("cannot sweep containers: {error:#}");
+        }
     }
 }
 
@@ -161,3 +210,9 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     names.sort();
     Ok(names)
 }
+
+/// All the time that an engine has to tell, and to remove, what is left.
+const ENGINE: Duration = Duration::from_mins(2);
+
+/// For a removal that has begun; the next sweep does the rest.
+const AFTER_STOP: Duration = Duration::from_secs(5);
