@@ -49,7 +49,11 @@ impl Order {
     /// What takes away what killed runs of the same installation have left.
     pub fn sweep(&self) -> Sweep {
         Sweep {
-            docker_socket: self.docker_socket.clone(),
+            docker_socket: match &self.driver {
+                Driver::Docker { socket } => socket.clone(),
+                // Whoever has never asked an engine has left nothing with one.
+                Driver::Embedded(_) => PathBuf::new(),
+            },
             run_dir: self.run_dir.clone(),
             apply: true,
             all: false,

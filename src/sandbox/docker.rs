@@ -19,8 +19,9 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::output::Output;
+use super::owner::State;
 use super::spec::docker::{DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body};
-use super::{Cause, Ended, Error, Order, name_of};
+use super::{Cause, Ended, Error, Order, Owner, name_of};
 use container::{Container, Started};
 
 /// A connection to an engine.
@@ -111,28 +112,43 @@ impl Docker {
     }
 
     /// Creates the container, which does not run yet. An image may be given by name: it is asked for once, and then
-    /// goes by its id.
-    async fn create(
-        &self,
-        image: &str,
-        Order { spec, stamp, .. }: &Order,
-    ) -> Result<Container, Error> {
+    /// goes by its id. A container that a dead runner has left of the same run is taken away.
+    async fn create(&self, image: &str, order: &Order) -> Result<Container, Error> {
+        let Order { spec, stamp, .. } = order;
         let image = self.image_id(image).await?;
-        let options = CreateContainerOptionsBuilder::default().name(&name_of(&spec.run)).build();
-        match self.client.create_container(Some(options), create_body(spec, &image, stamp)).await {
-            Ok(created) => Ok(Container::new(self.client.clone(), created.id)),
-            Err(error) if is_status(&error, CONFLICT) => Err(Error::Taken(spec.run.clone())),
-            Err(source) => Err(Error::Engine { doing: "create the container", source }),
+        let name = name_of(&spec.run);
+        let mut is_taken = false;
+        loop {
+            let options = CreateContainerOptionsBuilder::default().name(&name).build();
+            let created =
+                self.client.create_container(Some(options), create_body(spec, &image, stamp));
+            match created.await {
+                Ok(created) => return Ok(Container::new(self.client.clone(), created.id)),
+                Err(error) if is_status(&error, CONFLICT) => {
+                    let left = self.find(order, |owner| owner.state() == State::Dead).await;
+                    let Some(left) = left.filter(|_| !is_taken) else {
+                        return Err(Error::Taken(spec.run.clone()));
+                    };
+                    self.remove(&left).await?;
+                    is_taken = true;
+                }
+                Err(source) => return Err(Error::Engine { doing: "create the container", source }),
+            }
         }
     }
 
-    /// The id of the order's container, if there is one by now; another owner's of the same name is not.
-    async fn find(&self, Order { spec, stamp, .. }: &Order) -> Option<String> {
+    /// The id of the container of the order's run, if there is one by now, in its installation and of such an owner.
+    async fn find(
+        &self,
+        Order { spec, stamp, .. }: &Order,
+        is_it: impl Fn(&Owner) -> bool,
+    ) -> Option<String> {
         let name = name_of(&spec.run);
-        let found =
-            timeout(REMOVAL, self.client.inspect_container(&name, None)).await.ok()?.ok()?;
-        let owner = found.config?.labels?.remove(OWNER_LABEL)?;
-        found.id.filter(|_| owner == stamp.owner.to_string())
+        let found = timeout(ANSWER, self.client.inspect_container(&name, None)).await.ok()?.ok()?;
+        let labels = found.config?.labels?;
+        let is_ours = labels.get(DIR_LABEL).is_some_and(|dir| Path::new(dir) == stamp.run_dir);
+        let owner = Owner::parse(labels.get(OWNER_LABEL)?)?;
+        found.id.filter(|_| is_ours && is_it(&owner))
     }
 
     /// What an engine has made although nobody waited for its answer. One that was cut off in the middle gets some
@@ -140,7 +156,7 @@ impl Docker {
     async fn late(&self, order: &Order, was_cut: bool) -> Option<String> {
         let begun = Instant::now();
         loop {
-            let found = self.find(order).await;
+            let found = self.find(order, |owner| *owner == order.stamp.owner).await;
             if found.is_some() || !was_cut || begun.elapsed() > LATE {
                 return found;
             }
@@ -151,8 +167,14 @@ impl Docker {
     /// An engine that has just come back, or is busy, is asked more than once.
     async fn tidy_up(&self, id: &str) {
         let removed = timeout(REMOVAL, async {
-            while let Err(error) = self.remove(id).await {
-                tracing::debug!(%error, container = id, "cannot remove the container yet");
+            loop {
+                match timeout(ANSWER, self.remove(id)).await {
+                    Ok(Ok(())) => return,
+                    Ok(Err(error)) => {
+                        tracing::debug!(%error, container = id, "cannot remove the container yet");
+                    }
+                    Err(_) => tracing::debug!(container = id, "no answer to the removal yet"),
+                }
                 sleep(PAUSE).await;
             }
         });
@@ -223,6 +245,9 @@ fn is_status(error: &EngineError, status: u16) -> bool {
 /// The time for one answer of the engine. Creating takes some 200 ms, and ten times that on a busy machine; the
 /// run's deadline is over all of it.
 const ANSWER_SECONDS: u64 = 60;
+
+/// The time for an answer when nothing but the removal is left to be done, and it can be asked again.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// All the time that an engine has to remove a container.
 const REMOVAL: Duration = Duration::from_secs(20);
