@@ -2,6 +2,7 @@
 
 mod ending;
 mod isolation;
+mod killed;
 mod leftover;
 mod sandboxed;
 

@@ -8,6 +8,7 @@ pub(crate) mod disk;
 pub(crate) mod engine;
 pub(crate) mod forge;
 pub(crate) mod git_server;
+pub(crate) mod middleman;
 pub(crate) mod process;
 pub(crate) mod provider;
 pub(crate) mod repository;

@@ -81,8 +81,20 @@ impl Sandboxed {
     }
 
     pub(super) fn assert_nothing_is_left(&self, run: &str) {
-        assert_eq!(containers(run), "");
-        assert_eq!(entries(&self.run_dir()), [""; 0]);
+        assert_eq!(self.left(run), "nothing");
+    }
+
+    /// What there is of a run, in words.
+    pub(super) fn left(&self, run: &str) -> String {
+        let filter = format!("label=cogni.run={run}");
+        let states =
+            must(&["ps", "--all", "--filter", &filter, "--format", "container ({{.State}})"]);
+        let directories = entries(&self.run_dir()).into_iter().map(|_| "directory");
+        // In a container that runs they are no news, and at its start they come a moment later.
+        let is_news = !states.contains("running") && has_processes(run);
+        let processes = is_news.then_some("processes");
+        let left: Vec<_> = directories.chain(states.lines()).chain(processes).collect();
+        if left.is_empty() { "nothing".to_owned() } else { left.join(", ") }
     }
 }
 
@@ -92,9 +104,19 @@ impl Result {
     }
 }
 
+/// Whether any process of this machine has been told that it is of this run.
+fn has_processes(run: &str) -> bool {
+    let variable = format!("RUN_ID={run}");
+    let environments =
+        entries(Path::new("/proc")).into_iter().map(|pid| format!("/proc/{pid}/environ"));
+    environments.filter_map(|path| fs::read(path).ok()).any(|environment| {
+        environment.split(|byte| *byte == 0).any(|part| part == variable.as_bytes())
+    })
+}
+
 /// The ids of a run's containers, in every state.
 pub(super) fn containers(run: &str) -> String {
-    must(&["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")])
+    must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &format!("label=cogni.run={run}")])
 }
 
 pub(super) fn entries(directory: &Path) -> Vec<String> {

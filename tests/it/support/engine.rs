@@ -14,6 +14,8 @@ pub(crate) const GATEWAY: &str = "cogni-gateway:dev";
 /// A shell, socat, curl and nginx, copied from this machine by `docker/from-host`.
 pub(crate) const HOST: &str = "cogni-gateway-test:host";
 
+pub(crate) const SOCKET: &str = "/var/run/docker.sock";
+
 /// busybox and nothing else, from `docker/from-host`.
 pub(crate) const BUSYBOX: &str = "cogni-gateway-test:busybox";
 

@@ -79,12 +79,16 @@ pub(crate) fn patience(mut holds: impl FnMut() -> bool, otherwise: impl FnOnce()
     }
 }
 
+fn pause() {
+    pause_for(Duration::from_millis(20));
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "the tests that wait for programs have no runtime to block"
 )]
-fn pause() {
-    thread::sleep(Duration::from_millis(20));
+pub(crate) fn pause_for(time: Duration) {
+    thread::sleep(time);
 }
 
 /// A port that was free a moment ago, for programs that cannot say which one they took.
