@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
+use cogni_gateway::sandbox::embedded::helper;
 use cogni_gateway::{cli, init};
 
 fn main() -> ExitCode {
@@ -12,6 +13,7 @@ fn main() -> ExitCode {
     let path = arguments.next().unwrap_or_default();
     match Path::new(&path).file_name().and_then(OsStr::to_str) {
         Some("cogni-init") => init::main(arguments),
+        Some(helper::NAME) => helper::main(),
         _ => cli::main(),
     }
 }

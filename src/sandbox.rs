@@ -66,6 +66,10 @@ pub enum Error {
     Taken(String),
     #[error("the sandbox cannot be made: {0}")]
     Embedded(String),
+    #[error(
+        "no limits on memory, processes and processors can be set here: {0}; allow it to do without them with `--allow-unlimited`"
+    )]
+    Unlimited(String),
     #[error("Docker Engine cannot {doing}")]
     Engine { doing: &'static str, source: bollard::errors::Error },
     #[error(

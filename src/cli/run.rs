@@ -176,7 +176,10 @@ pub fn order(
     let driver = if is_docker {
         sandbox::Driver::Docker { socket: docker_socket }
     } else {
-        sandbox::Driver::Embedded(embedded::Settings { may_be_unlimited: args.allow_unlimited })
+        sandbox::Driver::Embedded(embedded::Settings {
+            may_be_unlimited: args.allow_unlimited,
+            ..embedded::Settings::default()
+        })
     };
     let here = env::current_dir().context("the current directory is gone")?;
     let spec = RunSpec {

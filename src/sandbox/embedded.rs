@@ -1,27 +1,252 @@
-//! The driver that needs neither a daemon nor an image.
+//! The driver that needs neither a daemon nor an image: a container of our own, made by a helper process.
+//!
+//! Making a container changes the process that makes it, and needs one that has a single thread. So this program starts
+//! itself once more as [`helper`], gives it the order over a socket, and hears from it how the container fares. [`root`]
+//! puts together what the container sees of this machine's programs, [`cgroup`] finds its limits and takes them away.
+//!
+//! **Invariant:** the container lives no longer than its helper, and the helper no longer than its runner.
 
-use tokio::io::AsyncWrite;
+pub mod cgroup;
+pub mod helper;
+mod messages;
+mod network;
+mod payload;
+mod root;
 
-use super::output::Output;
-use super::{Cause, Ended, Error, Order};
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::process::Stdio;
+use std::time::Duration;
 
-/// What a sandbox of our own may do without, where this machine has not got it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::time::{Instant, timeout};
+
+use super::output::{Output, Stream, follow};
+use super::spec::oci;
+use super::{Cause, Ended, Error, Order, name_of};
+use messages::{Event, Signal, Task};
+
+pub use cgroup::leftovers;
+
+/// How a container of our own is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Without limits on memory, processes and processors, where this process may not set them.
+    /// Where this machine does not let us set limits on memory, processes and processors: whether a container may do
+    /// without.
     pub may_be_unlimited: bool,
+    /// This program, which is the helper too.
+    pub program: PathBuf,
 }
 
-/// Runs one sandbox to its end, or until `until` says why it must end before; then nothing is left of it.
+impl Default for Settings {
+    fn default() -> Self {
+        Self { may_be_unlimited: false, program: "/proc/self/exe".into() }
+    }
+}
+
+/// Runs one sandbox to its end, or until `until` says why it must end before; then nothing is left of it but what is in
+/// the run's directory.
+///
+/// `until` counts from its first poll, which is before anything is made.
 ///
 /// # Errors
 /// The sandbox could not be made, or was lost on the way.
-#[expect(clippy::unused_async, reason = "it will wait")]
 pub async fn run<W: AsyncWrite + Unpin>(
-    _settings: &Settings,
-    _order: &Order,
-    _output: &mut Output<W>,
-    _until: impl Future<Output = Cause>,
+    settings: &Settings,
+    order: &Order,
+    output: &mut Output<W>,
+    until: impl Future<Output = Cause>,
 ) -> Result<Ended, Error> {
-    Err(Error::Embedded("not by this build".to_owned()))
+    let begun = Instant::now();
+    let name = format!("{}-{}", name_of(&order.spec.run), order.stamp.owner.to_file_name());
+    let task = task(settings, order, &name)?;
+    let mut helper = Helper::start(&settings.program, &task).await?;
+    let mut until = pin!(until);
+    let started = tokio::select! {
+        biased;
+        cause = &mut until => Err(cause),
+        event = helper.event() => Ok(event),
+    };
+    let ended = match started {
+        Err(cause) => Ok(Ended { cause: Some(cause), ..Ended::default() }),
+        Ok(Ok(Event::Started)) => {
+            let start = begun.elapsed();
+            tracing::info!(run = order.spec.run, ?start, "the sandbox runs");
+            let ended = Box::pin(helper.watch(output, until, order.grace)).await;
+            ended.map(|ended| Ended { start: Some(start), ..ended })
+        }
+        Ok(Ok(Event::NotStarted { exit_code, message })) => {
+            Ok(Ended { exit_code: Some(exit_code), not_started: Some(message), ..Ended::default() })
+        }
+        Ok(event) => event.and_then(lost),
+    };
+    helper.end().await;
+    if let Some(cgroup) = task.cgroup.as_deref() {
+        tidy_up(cgroup).await;
+    }
+    ended
 }
+
+/// What the helper is given: all that it needs to know, so that it has to look at nothing by itself.
+fn task(settings: &Settings, order: &Order, name: &str) -> Result<Task, Error> {
+    let cgroup = match cgroup::may_be_set() {
+        Ok(()) => Some(PathBuf::from("/").join(name)),
+        Err(_) if settings.may_be_unlimited => None,
+        Err(error) => return Err(Error::Unlimited(error)),
+    };
+    let root = order.directory.join("root");
+    let programs = root::prepare(&order.spec.root, &root)?;
+    let place = oci::Place { root, programs, cgroup: cgroup.clone() };
+    Ok(Task {
+        name: name_of(&order.spec.run),
+        config: oci::config(&order.spec, &place),
+        directory: order.directory.join("container"),
+        cgroup,
+    })
+}
+
+/// The helper, while it lives.
+struct Helper {
+    child: Child,
+    events: BufReader<OwnedReadHalf>,
+    signals: OwnedWriteHalf,
+    stdout: ChildStdout,
+    stderr: ChildStderr,
+}
+
+impl Helper {
+    async fn start(program: &Path, task: &Task) -> Result<Self, Error> {
+        let cannot = |error: std::io::Error| Error::Embedded(format!("no helper: {error}"));
+        let (ours, theirs) = StdStream::pair().map_err(cannot)?;
+        ours.set_nonblocking(true).map_err(cannot)?;
+        let mut command = Command::new(program);
+        command
+            .arg0(helper::NAME)
+            // It has no use for our secrets.
+            .env_clear()
+            .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = command.spawn().map_err(cannot)?;
+        // It holds the other end of our socket.
+        drop(command);
+        let (events, mut signals) = UnixStream::from_std(ours).map_err(cannot)?.into_split();
+        signals.write_all(&messages::line(task)).await.map_err(cannot)?;
+        let stdout = child.stdout.take().expect("it is piped");
+        let stderr = child.stderr.take().expect("it is piped");
+        Ok(Self { child, events: BufReader::new(events), signals, stdout, stderr })
+    }
+
+    /// What it says next.
+    async fn event(&mut self) -> Result<Event, Error> {
+        next_event(&mut self.events).await
+    }
+
+    /// Follows the container to its end. From `until` on it is told to end, and has `grace` for it.
+    async fn watch<W: AsyncWrite + Unpin>(
+        &mut self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+        grace: Duration,
+    ) -> Result<Ended, Error> {
+        let Self { events, signals, stdout, stderr, .. } = self;
+        let mut following = pin!(follow(next_event(events), pump(stdout, stderr, output)));
+        let (event, cause) = tokio::select! {
+            event = &mut following => (event?, None),
+            cause = until => {
+                signal(signals, Signal::Terminate).await;
+                let event = if let Ok(event) = timeout(grace, &mut following).await {
+                    event?
+                } else {
+                    signal(signals, Signal::Kill).await;
+                    timeout(PATIENCE, &mut following).await.unwrap_or(Ok(Event::Lost))?
+                };
+                (event, Some(cause))
+            }
+        };
+        match event {
+            Event::Ended { exit_code, oom_killed } => {
+                Ok(Ended { exit_code: Some(exit_code), cause, oom_killed, ..Ended::default() })
+            }
+            Event::Lost if cause.is_some() => Ok(Ended { cause, ..Ended::default() }),
+            event => lost(event),
+        }
+    }
+
+    /// Where it has not ended by itself, its death is the container's too.
+    async fn end(mut self) {
+        drop(self.signals);
+        if timeout(LAST_WORDS, self.child.wait()).await.is_err() {
+            let _ = self.child.kill().await;
+        }
+    }
+}
+
+async fn next_event(events: &mut BufReader<OwnedReadHalf>) -> Result<Event, Error> {
+    let mut line = vec![];
+    match events.read_until(b'\n', &mut line).await {
+        Ok(1..) => {
+            serde_json::from_slice(&line).map_err(|error| Error::Embedded(error.to_string()))
+        }
+        Ok(0) | Err(_) => Ok(Event::Lost),
+    }
+}
+
+/// Best effort: a helper that is gone has taken the container with it.
+async fn signal(signals: &mut OwnedWriteHalf, signal: Signal) {
+    if let Err(error) = signals.write_all(&messages::line(&signal)).await {
+        tracing::debug!(%error, ?signal, "cannot signal the container");
+    }
+}
+
+fn lost(event: Event) -> Result<Ended, Error> {
+    let why = match event {
+        Event::Failed { message } => message,
+        _ => "the process that made it is gone".to_owned(),
+    };
+    Err(Error::Embedded(why))
+}
+
+async fn pump<W: AsyncWrite + Unpin>(
+    stdout: &mut (impl AsyncRead + Unpin),
+    stderr: &mut (impl AsyncRead + Unpin),
+    output: &mut Output<W>,
+) {
+    let (mut from_stdout, mut from_stderr) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let (mut stdout_ends, mut stderr_ends) = (false, false);
+    while !(stdout_ends && stderr_ends) {
+        // An error is an end as well: the exit code says more about it.
+        tokio::select! {
+            read = stdout.read(&mut from_stdout), if !stdout_ends => match read {
+                Ok(length @ 1..) => output.push(Stream::Stdout, &from_stdout[..length]).await,
+                Ok(0) | Err(_) => stdout_ends = true,
+            },
+            read = stderr.read(&mut from_stderr), if !stderr_ends => match read {
+                Ok(length @ 1..) => output.push(Stream::Stderr, &from_stderr[..length]).await,
+                Ok(0) | Err(_) => stderr_ends = true,
+            },
+        }
+    }
+}
+
+/// The helper has done this already, if it was given the time.
+async fn tidy_up(cgroup: &Path) {
+    let cgroup = cgroup.to_owned();
+    let removed = tokio::task::spawn_blocking(move || cgroup::remove(&cgroup)).await;
+    if let Ok(Err(error)) = removed {
+        tracing::error!(%error, "a group of processes is left behind");
+    }
+}
+
+/// From SIGKILL to the end that follows from it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// For a helper that has nothing to do any more but to tidy up.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+const CHUNK: usize = 16 << 10;

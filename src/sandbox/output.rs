@@ -3,8 +3,11 @@
 //! **Invariant:** however much is printed, no more than the limit of each stream and one chunk is held in memory.
 
 use std::collections::VecDeque;
+use std::pin::pin;
+use std::time::Duration;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 
 /// The two streams of a sandbox, and who listens to them.
 #[derive(Debug)]
@@ -89,3 +92,26 @@ impl Capture {
         Captured { text, bytes, truncated: left_out > 0 }
     }
 }
+
+/// What `end` comes to, once the output is read to its end, or is late: a process that holds it open, or an engine that
+/// forgets to close it, must not hold the run.
+pub(super) async fn follow<T, E>(
+    end: impl Future<Output = Result<T, E>>,
+    pump: impl Future<Output = ()>,
+) -> Result<T, E> {
+    let (mut end, mut pump) = (pin!(end), pin!(pump));
+    let mut is_read = false;
+    let ended = loop {
+        tokio::select! {
+            ended = &mut end => break ended?,
+            () = &mut pump, if !is_read => is_read = true,
+        }
+    };
+    if !is_read && timeout(REST_OF_OUTPUT, pump).await.is_err() {
+        tracing::warn!("the output did not end with the sandbox; the rest is left out");
+    }
+    Ok(ended)
+}
+
+/// From the end to the end of the output. What is on its way by then is some pipes full.
+const REST_OF_OUTPUT: Duration = Duration::from_secs(2);

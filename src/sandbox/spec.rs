@@ -1,6 +1,10 @@
-//! What is asked of a sandbox. What it is denied is not asked for: [`docker::create_body`] denies it to every one.
+//! What is asked of a sandbox. What it is denied is not asked for: [`docker::create_body`] and [`oci::config`] deny it
+//! to every one, each in the words of its driver; what is [`inside`] stands here once.
 
 pub mod docker;
+mod inside;
+pub mod oci;
+pub mod seccomp;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -197,6 +201,9 @@ fn is_target(target: &Path) -> bool {
 /// The user inside. No name is needed for it in the image.
 pub const UID: u32 = 1001;
 const GID: u32 = 1001;
+
+/// What an agent may call the kernel for, as Docker writes it.
+pub const SECCOMP: &str = include_str!("../../config/seccomp.json");
 
 /// Where the run's socket is found in a sandbox. Not below `/run`: a tmpfs would hide it.
 pub const SOCKET_DIR: &str = "/llm-sock";

@@ -7,8 +7,10 @@ mod owner;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::sandbox::spec::docker::{SECCOMP, create_body};
-use cogni_gateway::sandbox::spec::{Access, Limits, Mount, Root, Stamp, Volume, Workspace};
+use cogni_gateway::sandbox::spec::docker::create_body;
+use cogni_gateway::sandbox::spec::{
+    Access, Limits, Mount, Root, SECCOMP, Stamp, Volume, Workspace,
+};
 use cogni_gateway::sandbox::{Owner, RunSpec, name_of};
 use serde_json::{Value, json};
 

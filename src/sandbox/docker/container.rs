@@ -14,7 +14,7 @@ use futures_util::{Stream as Frames, StreamExt};
 use tokio::io::AsyncWrite;
 use tokio::time::{sleep, timeout};
 
-use crate::sandbox::output::{Output, Stream};
+use crate::sandbox::output::{Output, Stream, follow};
 use crate::sandbox::{Cause, Ended, Error};
 
 /// Created, and not started yet.
@@ -143,26 +143,6 @@ impl Running {
     }
 }
 
-/// The exit code, once the output is read to its end, or is late: a process that holds it open, or an engine that
-/// forgets to close it, must not hold the run.
-async fn follow(
-    wait: impl Future<Output = Result<i64, Error>>,
-    pump: impl Future<Output = ()>,
-) -> Result<i64, Error> {
-    let (mut wait, mut pump) = (pin!(wait), pin!(pump));
-    let mut is_read = false;
-    let exit_code = loop {
-        tokio::select! {
-            exit_code = &mut wait => break exit_code?,
-            () = &mut pump, if !is_read => is_read = true,
-        }
-    };
-    if !is_read && timeout(REST_OF_OUTPUT, pump).await.is_err() {
-        tracing::warn!("the output did not end with the sandbox; the rest is left out");
-    }
-    Ok(exit_code)
-}
-
 async fn pump<W: AsyncWrite + Unpin>(
     frames: &mut (impl Frames<Item = Result<LogOutput, EngineError>> + Unpin),
     output: &mut Output<W>,
@@ -200,6 +180,3 @@ const OOM_PAUSE: Duration = Duration::from_millis(100);
 
 /// For an answer that only makes the result better.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// From the exit to the end of the output. What is on its way by then is some pipes full.
-const REST_OF_OUTPUT: Duration = Duration::from_secs(2);

@@ -1,8 +1,8 @@
 //! A sandbox in the words of Docker Engine. Pure: what is enforced can be read, and tested, without an engine.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use bollard::models::{
     ContainerCreateBody, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig,
@@ -10,19 +10,21 @@ use bollard::models::{
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::{Access, GID, HOSTS, RunSpec, SOCKET_DIR, Stamp, UID, WORKSPACE, Workspace};
+use super::inside::{HOSTNAME, Memory, OOM_SCORE_ADJ, ULIMITS};
+use super::{Access, GID, Mount, RunSpec, SECCOMP, Stamp, UID, WORKSPACE};
 use crate::base::hex;
 
 /// What Docker Engine is asked to create, of an image that it has.
 pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreateBody {
+    let environment = spec.environment().into_iter().map(|(name, value)| format!("{name}={value}"));
     let mut body = ContainerCreateBody {
         image: Some(image.to_owned()),
         // With an entrypoint of ours, nothing of the image's own command remains.
-        entrypoint: Some(command(spec)),
-        env: Some(environment(spec)),
+        entrypoint: Some(spec.command()),
+        env: Some(environment.collect()),
         user: Some(format!("{UID}:{GID}")),
         working_dir: Some(WORKSPACE.to_owned()),
-        hostname: Some("sandbox".to_owned()),
+        hostname: Some(HOSTNAME.to_owned()),
         network_disabled: Some(true),
         stop_signal: Some("SIGTERM".to_owned()),
         host_config: Some(host_config(spec)),
@@ -31,31 +33,6 @@ pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreat
     let digest = digest(&body);
     body.labels = Some(labels(spec, stamp, digest));
     body
-}
-
-/// The sandbox's first process, and all that it starts with.
-fn command(spec: &RunSpec) -> Vec<String> {
-    let mut command = vec![];
-    if spec.init.is_some() {
-        // It ends the agent by itself when its runner cannot, and so a little later than its runner would.
-        let watchdog = (spec.limits.max_runtime + WATCHDOG_DELAY).as_secs();
-        command.extend([
-            INIT.to_owned(),
-            "--max-runtime".to_owned(),
-            format!("{watchdog}s"),
-            "--".to_owned(),
-        ]);
-    }
-    command.extend_from_slice(&spec.argv);
-    command
-}
-
-fn environment(spec: &RunSpec) -> Vec<String> {
-    let given = AGENT_ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let mut environment: BTreeMap<_, _> = given.collect();
-    environment.insert("RUN_ID".to_owned(), spec.run.clone());
-    environment.extend(spec.env.clone());
-    environment.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 fn host_config(spec: &RunSpec) -> HostConfig {
@@ -75,8 +52,7 @@ fn host_config(spec: &RunSpec) -> HostConfig {
         memory_swap: Some(memory),
         nano_cpus: Some(nano_cpus(limits.cpus)),
         ulimits: Some(ULIMITS.map(ulimit).into()),
-        // Where the whole machine is short of memory, a sandbox goes before its host.
-        oom_score_adj: Some(500),
+        oom_score_adj: Some(OOM_SCORE_ADJ.into()),
         ipc_mode: Some("private".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
         // cogni-init reaps; where there is none, the engine's own init does.
@@ -93,49 +69,32 @@ fn host_config(spec: &RunSpec) -> HostConfig {
 }
 
 fn tmpfs(spec: &RunSpec) -> HashMap<String, String> {
-    let mut tmpfs = HashMap::from(
-        [
-            ("/tmp", "rw,nosuid,nodev,noexec,size=64m,mode=1777"),
-            ("/run", "rw,nosuid,nodev,noexec,size=8m,uid=1001,gid=1001,mode=0700"),
-        ]
-        .map(|(target, options)| (target.to_owned(), options.to_owned())),
-    );
-    if spec.workspace == Workspace::None {
-        // Where agents write programs and run them.
-        let options = "rw,exec,nosuid,nodev,size=256m,uid=1001,gid=1001,mode=0700";
-        tmpfs.insert(WORKSPACE.to_owned(), options.to_owned());
-    }
-    tmpfs
+    spec.memory()
+        .into_iter()
+        .map(|Memory { target, options }| (target.to_owned(), options))
+        .collect()
 }
 
 fn mounts(spec: &RunSpec) -> Vec<BodyMount> {
-    let socket = bind(&spec.socket_dir, Path::new(SOCKET_DIR), Access::ReadOnly);
-    let hosts = bind(&spec.socket_dir.join(HOSTS), Path::new("/etc/hosts"), Access::ReadOnly);
-    let init = spec.init.iter().map(|path| bind(path, Path::new(INIT), Access::ReadOnly));
-    let workspace = match &spec.workspace {
-        Workspace::None => None,
-        Workspace::Directory { path, access } => Some(bind(path, Path::new(WORKSPACE), *access)),
-    };
-    let mounts = spec.mounts.iter().map(|mount| bind(&mount.source, &mount.target, mount.access));
     let volumes = spec.volumes.iter().map(|volume| BodyMount {
         typ: Some(MountType::VOLUME),
         source: Some(volume.name.clone()),
         ..mount(&volume.target, volume.access)
     });
-    [socket, hosts].into_iter().chain(init).chain(workspace).chain(mounts).chain(volumes).collect()
+    spec.binds().iter().map(bind).chain(volumes).collect()
 }
 
-fn bind(source: &Path, target: &Path, access: Access) -> BodyMount {
+fn bind(of: &Mount) -> BodyMount {
     BodyMount {
         typ: Some(MountType::BIND),
-        source: Some(source.display().to_string()),
+        source: Some(of.source.display().to_string()),
         bind_options: Some(MountBindOptions {
             propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
             // What is mounted below it stays out: it was not asked for, and would be writable where this is not.
             non_recursive: Some(true),
             ..MountBindOptions::default()
         }),
-        ..mount(target, access)
+        ..mount(&of.target, of.access)
     }
 }
 
@@ -147,7 +106,8 @@ fn mount(target: &Path, access: Access) -> BodyMount {
     }
 }
 
-fn ulimit((name, limit): (&str, i64)) -> ResourcesUlimits {
+fn ulimit((name, limit): (&str, u64)) -> ResourcesUlimits {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     ResourcesUlimits { name: Some(name.to_owned()), soft: Some(limit), hard: Some(limit) }
 }
 
@@ -184,24 +144,3 @@ pub const DIR_LABEL: &str = "cogni.dir";
 pub const DEADLINE_LABEL: &str = "cogni.deadline";
 /// SHA-256 of what was asked of the engine.
 pub const SPEC_LABEL: &str = "cogni.spec";
-
-/// What an agent may call the kernel for.
-pub const SECCOMP: &str = include_str!("../../../config/seccomp.json");
-
-const INIT: &str = "/cogni-init";
-
-/// After the runner's own deadline and all the time that it gives for an end.
-const WATCHDOG_DELAY: Duration = Duration::from_secs(30);
-
-/// Open files; no core dumps; 4 GiB for a file.
-const ULIMITS: [(&str, i64); 3] = [("nofile", 4096), ("core", 0), ("fsize", 4 << 30)];
-
-/// Where every client finds the gateway. The keys are placeholders that clients insist on; the real one stays outside.
-const AGENT_ENV: &[(&str, &str)] = &[
-    ("ANTHROPIC_API_KEY", "placeholder"),
-    ("ANTHROPIC_BASE_URL", "http://localhost:8080"),
-    ("HOME", WORKSPACE),
-    ("OPENAI_API_BASE", "http://localhost:8080/v1"),
-    ("OPENAI_API_KEY", "placeholder"),
-    ("OPENAI_BASE_URL", "http://localhost:8080/v1"),
-];

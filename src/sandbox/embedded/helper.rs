@@ -1,0 +1,230 @@
+//! The process that makes one container, waits for it, and goes with it. It has one thread, and prints nothing: its
+//! standard input is the driver's socket, its output and error are the container's.
+//!
+//! Once the container runs, the helper outlives a driver that is killed for as long as it takes to end the container
+//! and to take its groups away. Until then it dies with its driver.
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::iter;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use libcontainer::container::Container;
+use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::syscall::syscall::SyscallType;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    self, Pid, PidfdFlags, Signal as Kill, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
+};
+
+use super::messages::{Event, Signal, Task, line};
+use super::payload::{NO_FILTER, Payload};
+use super::{cgroup, network};
+use crate::sandbox::spec::{SECCOMP, seccomp};
+
+/// What this program is called as to be the helper.
+pub const NAME: &str = "cogni-sandbox";
+
+/// Makes the container that the driver asks for, and sees it to its end.
+pub fn main() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn serve() -> io::Result<()> {
+    process::set_parent_process_death_signal(Some(Kill::KILL))?;
+    let mut driver = BufReader::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?));
+    let mut first = vec![];
+    driver.read_until(b'\n', &mut first)?;
+    let task: Task = serde_json::from_slice(&first)?;
+    let event = match Made::new(&task) {
+        Ok(made) => match made.start() {
+            Ok(running) => return running.see_to_its_end(driver, &task),
+            Err(event) => event,
+        },
+        Err(error) => failed(&*error),
+    };
+    tell(&mut driver, &event)?;
+    // Whoever has it by now has no use for it.
+    remove_group(&task);
+    Ok(())
+}
+
+/// A container that waits for its start.
+struct Made {
+    container: Container,
+    process: OwnedFd,
+    pid: Pid,
+    /// The error of the program's start; none where it has started.
+    report: OwnedFd,
+}
+
+impl Made {
+    fn new(task: &Task) -> Result<Self, Box<dyn Error>> {
+        prepare()?;
+        let filters = seccomp::compile(SECCOMP)?;
+        let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
+        let this = pidfd_open(process::getpid(), PidfdFlags::empty())?;
+        let payload = Payload::new(&task.config, filters, this, reporter)?;
+        fs::create_dir(&task.directory)?;
+        task.config.save(task.directory.join("config.json"))?;
+        // What it says is given by name, so that nothing is asked of whoever called us.
+        let container = ContainerBuilder::new(task.name.clone(), SyscallType::default())
+            .with_root_path(&task.directory)?
+            .with_executor(payload)
+            .with_stdin(File::open("/dev/null")?)
+            .validate_id()?
+            .as_init(&task.directory)
+            .with_systemd(false)
+            .build()?;
+        let pid = container.pid().and_then(|pid| Pid::from_raw(pid.as_raw()));
+        let pid = pid.ok_or("it has no process")?;
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(Self { container, process, pid, report })
+    }
+
+    fn start(mut self) -> Result<Running, Event> {
+        close_output().map_err(|error| failed(&error))?;
+        self.container.start().map_err(|error| failed(&error))?;
+        let mut number = [0; 4];
+        match File::from(self.report).read_exact(&mut number) {
+            // It was closed by execve.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Ok(Running { process: self.process, pid: self.pid })
+            }
+            Ok(()) => Err(not_started(i32::from_ne_bytes(number))),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+}
+
+/// With its reasons.
+fn failed(error: &dyn Error) -> Event {
+    let reasons = iter::successors(Some(error), |error| (*error).source()).map(ToString::to_string);
+    Event::Failed { message: reasons.collect::<Vec<_>>().join(": ") }
+}
+
+/// What a process takes along from whoever called it, and the container must not have.
+fn prepare() -> io::Result<()> {
+    process::umask(0o022.into());
+    // The runtime sets the container's groups only where it has some.
+    rustix::thread::set_thread_groups(&[])?;
+    network::leave()
+}
+
+/// The container has its own copies; ours would keep the pipes open when it is gone.
+fn close_output() -> io::Result<()> {
+    let null = File::options().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+fn not_started(number: i32) -> Event {
+    let error = io::Error::from_raw_os_error(number);
+    match number {
+        NO_FILTER => Event::Failed {
+            message: "this kernel does not take the filter of system calls".to_owned(),
+        },
+        libc::ENOENT | libc::ENOTDIR => Event::NotStarted {
+            exit_code: NOT_FOUND,
+            message: format!("the program is not found: {error}"),
+        },
+        _ => Event::NotStarted {
+            exit_code: CANNOT_EXECUTE,
+            message: format!("the program cannot be executed: {error}"),
+        },
+    }
+}
+
+struct Running {
+    process: OwnedFd,
+    pid: Pid,
+}
+
+impl Running {
+    fn see_to_its_end(self, mut driver: BufReader<UnixStream>, task: &Task) -> io::Result<()> {
+        // From here on the driver's end is seen on its socket.
+        process::set_parent_process_death_signal(None)?;
+        // A driver that is gone by now is seen there too.
+        let _ = tell(&mut driver, &Event::Started);
+        self.wait(&mut driver)?;
+        let exit_code = self.reap()?;
+        let oom_killed = task.cgroup.as_deref().is_some_and(cgroup::was_oom_killed);
+        remove_group(task);
+        let _ = tell(&mut driver, &Event::Ended { exit_code, oom_killed });
+        Ok(())
+    }
+
+    /// Returns when the first process is dead, and with it all that it has started.
+    fn wait(&self, driver: &mut BufReader<UnixStream>) -> io::Result<()> {
+        let mut is_there = true;
+        loop {
+            let flags = if is_there { PollFlags::IN } else { PollFlags::empty() };
+            let (process, asked) = {
+                let mut polled = [
+                    PollFd::new(&self.process, PollFlags::IN),
+                    PollFd::new(driver.get_ref(), flags),
+                ];
+                match poll(&mut polled[..if is_there { 2 } else { 1 }], None) {
+                    Err(Errno::INTR) => continue,
+                    polled => polled?,
+                };
+                (!polled[0].revents().is_empty(), !polled[1].revents().is_empty())
+            };
+            if process {
+                return Ok(());
+            }
+            if asked {
+                let signal = next_signal(driver);
+                is_there = signal.is_some();
+                self.send(signal.unwrap_or(Signal::Kill));
+            }
+        }
+    }
+
+    /// Best effort: a process that is dead by now is what was wanted.
+    fn send(&self, signal: Signal) {
+        let signal = match signal {
+            Signal::Terminate => Kill::TERM,
+            Signal::Kill => Kill::KILL,
+        };
+        let _ = pidfd_send_signal(&self.process, signal);
+    }
+
+    /// As a shell says it.
+    fn reap(&self) -> io::Result<i64> {
+        let (_, status) = waitpid(Some(self.pid), WaitOptions::empty())?.expect("it waits");
+        let signal = status.terminating_signal().map(|signal| 128 + signal);
+        Ok(status.exit_status().or(signal).unwrap_or_default().into())
+    }
+}
+
+/// None where there is nobody left to say something.
+fn next_signal(driver: &mut BufReader<UnixStream>) -> Option<Signal> {
+    let mut line = vec![];
+    driver.read_until(b'\n', &mut line).ok().filter(|read| *read > 0)?;
+    serde_json::from_slice(&line).ok()
+}
+
+fn tell(driver: &mut BufReader<UnixStream>, event: &Event) -> io::Result<()> {
+    driver.get_mut().write_all(&line(event))
+}
+
+/// Best effort: the driver does it after us, and says what is in the way.
+fn remove_group(task: &Task) {
+    if let Some(cgroup) = &task.cgroup {
+        let _ = cgroup::remove(cgroup);
+    }
+}
+
+/// What a shell says of a file that it may not execute, and of one that is not there.
+const CANNOT_EXECUTE: i64 = 126;
+const NOT_FOUND: i64 = 127;

@@ -1,0 +1,130 @@
+//! What a sandbox's root is put together from: programs of this machine, or an unpacked root, shown in an empty
+//! directory of the run. Nothing is ever written to where they come from.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use crate::sandbox::Error;
+use crate::sandbox::spec::{Access, Mount, Root, oci};
+
+/// Makes the empty directory, and says what is to be shown in it.
+///
+/// # Errors
+/// The directory cannot be made, or the root cannot be read.
+pub(super) fn prepare(root: &Root, directory: &Path) -> Result<Vec<Mount>, Error> {
+    let cannot = |error: io::Error| Error::Embedded(format!("no root for it: {error}"));
+    let mut root_dir = Directory { path: directory.to_owned(), shown: vec![] };
+    root_dir
+        .make()
+        .and_then(|()| match root {
+            Root::Host => root_dir.show_host(),
+            Root::Directory(path) => root_dir.show_all_of(path),
+            Root::Image(_) => Err(io::ErrorKind::Unsupported.into()),
+        })
+        .map_err(cannot)?;
+    Ok(root_dir.shown)
+}
+
+struct Directory {
+    path: PathBuf,
+    shown: Vec<Mount>,
+}
+
+impl Directory {
+    /// The sandbox's user looks through it.
+    fn make(&self) -> io::Result<()> {
+        fs::create_dir(&self.path)?;
+        fs::set_permissions(&self.path, Permissions::from_mode(0o755))
+    }
+
+    fn show_host(&mut self) -> io::Result<()> {
+        for path in HOST_PROGRAMS.iter().chain(HOST_FILES).map(Path::new) {
+            self.show(path, path)?;
+        }
+        for (path, text) in OWN_FILES {
+            self.write(Path::new(path), text)?;
+        }
+        Ok(())
+    }
+
+    fn show_all_of(&mut self, root: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(root)? {
+            let entry = entry?;
+            let target = Path::new("/").join(entry.file_name());
+            if !oci::is_own(&target) {
+                self.show(&entry.path(), &target)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A link is made anew, so that it leads to where it leads in there; what is not there is left out.
+    fn show(&mut self, source: &Path, target: &Path) -> io::Result<()> {
+        let Ok(found) = fs::symlink_metadata(source) else { return Ok(()) };
+        if found.is_symlink() {
+            let link = self.place_for(target)?;
+            symlink(fs::read_link(source)?, link)
+        } else {
+            let (source, target) = (source.to_owned(), target.to_owned());
+            self.shown.push(Mount { source, target, access: Access::ReadOnly });
+            Ok(())
+        }
+    }
+
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        let path = self.place_for(path)?;
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o644))
+    }
+
+    fn place_for(&self, target: &Path) -> io::Result<PathBuf> {
+        let place = self.path.join(target.strip_prefix("/").unwrap_or(target));
+        let parent = place.parent().unwrap_or(&self.path);
+        fs::create_dir_all(parent)?;
+        if parent != self.path {
+            fs::set_permissions(parent, Permissions::from_mode(0o755))?;
+        }
+        Ok(place)
+    }
+}
+
+/// Programs and their libraries.
+const HOST_PROGRAMS: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+
+/// What programs look up, and nobody keeps a secret in.
+const HOST_FILES: &[&str] = &[
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/crypto-policies",
+    "/etc/debian_version",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/magic",
+    "/etc/mime.types",
+    "/etc/os-release",
+    "/etc/pki/ca-trust",
+    "/etc/pki/tls/certs",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/terminfo",
+];
+
+/// Instead of this machine's own, which say more than anybody in there has to know.
+const OWN_FILES: &[(&str, &str)] = &[
+    (
+        "/etc/passwd",
+        "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:1001:1001:agent:/workspace:/bin/sh\n\
+         nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    ),
+    ("/etc/group", "root:x:0:\nagent:x:1001:\nnogroup:x:65534:\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
+    ("/etc/hostname", "sandbox\n"),
+    ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+    ("/etc/resolv.conf", ""),
+];

@@ -1,0 +1,98 @@
+//! What a sandbox finds inside, whoever makes it: its programs' arguments and variables, its mounts and its limits.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Access, GID, HOSTS, Mount, RunSpec, SOCKET_DIR, UID, WORKSPACE, Workspace};
+
+/// A directory in memory.
+pub(super) struct Memory {
+    pub(super) target: &'static str,
+    /// As mount(8) takes them.
+    pub(super) options: String,
+}
+
+impl RunSpec {
+    /// The sandbox's first process, and all that it starts with.
+    pub(super) fn command(&self) -> Vec<String> {
+        let mut command = vec![];
+        if self.init.is_some() {
+            // It ends the agent by itself when its runner cannot, and so a little later than its runner would.
+            let watchdog = (self.limits.max_runtime + WATCHDOG_DELAY).as_secs();
+            command.extend([
+                INIT.to_owned(),
+                "--max-runtime".to_owned(),
+                format!("{watchdog}s"),
+                "--".to_owned(),
+            ]);
+        }
+        command.extend_from_slice(&self.argv);
+        command
+    }
+
+    pub(super) fn environment(&self) -> BTreeMap<String, String> {
+        let given = AGENT_ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let mut environment: BTreeMap<_, _> = given.collect();
+        environment.insert("RUN_ID".to_owned(), self.run.clone());
+        environment.extend(self.env.clone());
+        environment
+    }
+
+    pub(super) fn memory(&self) -> Vec<Memory> {
+        let memory = |target, options: String| Memory { target, options };
+        let own = format!("uid={UID},gid={GID},mode=0700");
+        let mut all = vec![
+            memory("/tmp", "rw,nosuid,nodev,noexec,size=64m,mode=1777".to_owned()),
+            memory("/run", format!("rw,nosuid,nodev,noexec,size=8m,{own}")),
+        ];
+        if self.workspace == Workspace::None {
+            // Where agents write programs and run them.
+            all.push(memory(WORKSPACE, format!("rw,exec,nosuid,nodev,size=256m,{own}")));
+        }
+        all
+    }
+
+    /// What it sees of this machine: our own first, then what was asked for.
+    pub(super) fn binds(&self) -> Vec<Mount> {
+        let bind = |source: &PathBuf, target: &str, access| Mount {
+            source: source.clone(),
+            target: target.into(),
+            access,
+        };
+        let mut binds = vec![
+            bind(&self.socket_dir, SOCKET_DIR, Access::ReadOnly),
+            bind(&self.socket_dir.join(HOSTS), "/etc/hosts", Access::ReadOnly),
+        ];
+        binds.extend(self.init.iter().map(|path| bind(path, INIT, Access::ReadOnly)));
+        if let Workspace::Directory { path, access } = &self.workspace {
+            binds.push(bind(path, WORKSPACE, *access));
+        }
+        binds.extend(self.mounts.iter().cloned());
+        binds
+    }
+}
+
+/// Where a sandbox finds its first process, if we bring it.
+pub(super) const INIT: &str = "/cogni-init";
+
+pub(super) const HOSTNAME: &str = "sandbox";
+
+/// Open files; no core dumps; 4 GiB for a file.
+pub(super) const ULIMITS: [(&str, u64); 3] = [("nofile", 4096), ("core", 0), ("fsize", 4 << 30)];
+
+/// Where the whole machine is short of memory, a sandbox goes before its host.
+pub(super) const OOM_SCORE_ADJ: i32 = 500;
+
+/// After the runner's own deadline and all the time that it gives for an end.
+const WATCHDOG_DELAY: Duration = Duration::from_secs(30);
+
+/// Where every client finds the gateway. The keys are placeholders that clients insist on; the real one stays outside.
+const AGENT_ENV: &[(&str, &str)] = &[
+    ("ANTHROPIC_API_KEY", "placeholder"),
+    ("ANTHROPIC_BASE_URL", "http://localhost:8080"),
+    ("HOME", WORKSPACE),
+    ("OPENAI_API_BASE", "http://localhost:8080/v1"),
+    ("OPENAI_API_KEY", "placeholder"),
+    ("OPENAI_BASE_URL", "http://localhost:8080/v1"),
+];

@@ -1,0 +1,162 @@
+//! A sandbox in the words of the Open Container Initiative's runtime specification. Pure: what is enforced can be
+//! read, and tested, without making anything.
+
+use std::path::{Path, PathBuf};
+
+use libcontainer::oci_spec::runtime::Spec;
+use serde_json::{Value, json};
+
+use super::inside::{HOSTNAME, Memory, OOM_SCORE_ADJ, ULIMITS};
+use super::{Access, GID, Mount, RunSpec, UID, WORKSPACE};
+
+/// Where on this machine a sandbox is put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The directory that becomes its root. What is in there is gone with it.
+    pub root: PathBuf,
+    /// The programs, shown in the root.
+    pub programs: Vec<Mount>,
+    /// The group of processes that its limits are for; without one there are no limits but those of a process.
+    pub cgroup: Option<PathBuf>,
+}
+
+/// What a runtime is to make. The filter of system calls is not in it: [`super::seccomp`] is put on by the process that
+/// becomes the sandbox's first.
+pub fn config(spec: &RunSpec, place: &Place) -> Spec {
+    let environment = spec.environment().into_iter();
+    // Any image says where its programs are; here nobody else does.
+    let path = (!spec.env.contains_key("PATH")).then(|| format!("PATH={PATH}"));
+    let variables = environment.map(|(name, value)| format!("{name}={value}")).chain(path);
+    let config = json!({
+        "ociVersion": "1.0.2",
+        "hostname": HOSTNAME,
+        "root": { "path": place.root, "readonly": true },
+        "process": {
+            "args": spec.command(),
+            "env": variables.collect::<Vec<_>>(),
+            "cwd": WORKSPACE,
+            "user": { "uid": UID, "gid": GID, "umask": 0o022 },
+            "capabilities": {
+                "bounding": [], "effective": [], "inheritable": [], "permitted": [], "ambient": [],
+            },
+            "noNewPrivileges": true,
+            "oomScoreAdj": OOM_SCORE_ADJ,
+            "rlimits": ULIMITS.map(|(name, limit)| json!({
+                "type": format!("RLIMIT_{}", name.to_uppercase()), "soft": limit, "hard": limit,
+            })),
+        },
+        "mounts": mounts(spec, place),
+        "linux": {
+            "namespaces": [
+                { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" }, { "type": "cgroup" },
+                // Made by the process that makes the sandbox, for it alone, with nothing but its loopback.
+                { "type": "network", "path": OWN_NETWORK },
+            ],
+            "maskedPaths": MASKED,
+            "readonlyPaths": READ_ONLY,
+            "rootfsPropagation": "private",
+        },
+    });
+    let mut config: Spec = serde_json::from_value(config).expect("what is written here is a spec");
+    let linux = config.linux_mut().as_mut().expect("it has this part");
+    linux.set_cgroups_path(place.cgroup.clone());
+    if place.cgroup.is_some() {
+        let resources = serde_json::from_value(resources(spec));
+        linux.set_resources(Some(resources.expect("what is written here are limits")));
+    }
+    config
+}
+
+fn resources(spec: &RunSpec) -> Value {
+    let limits = &spec.limits;
+    json!({
+        // Memory and swap together: there is no swap.
+        "memory": { "limit": limits.max_memory, "swap": limits.max_memory },
+        "pids": { "limit": limits.pids },
+        "cpu": { "quota": quota(limits.cpus), "period": CPU_PERIOD },
+        "devices": [{ "allow": false, "access": "rwm" }],
+    })
+}
+
+/// In the order in which they are made: what is shown below another comes after it.
+fn mounts(spec: &RunSpec, place: &Place) -> Vec<Value> {
+    let kernel = KERNEL.iter().map(|(target, kind, options)| mount(target, kind, options));
+    let memory = spec.memory();
+    let memory =
+        memory.iter().map(|Memory { target, options }| mount(target, "tmpfs", options)).collect();
+    let programs = place.programs.iter().map(bind).collect();
+    let own = spec.binds().iter().map(bind).collect();
+    [programs, kernel.collect(), memory, own].into_iter().flat_map(Vec::into_iter).collect()
+}
+
+fn mount(target: &str, kind: &str, options: &str) -> Value {
+    let options: Vec<_> = options.split(',').collect();
+    json!({ "destination": target, "type": kind, "source": kind, "options": options })
+}
+
+/// What is mounted below it stays out: it was not asked for, and would be writable where this is not.
+fn bind(Mount { source, target, access }: &Mount) -> Value {
+    let access = if *access == Access::ReadOnly { "ro" } else { "rw" };
+    json!({
+        "destination": target,
+        "type": "bind",
+        "source": source,
+        "options": ["bind", access, "nosuid", "nodev", "private"],
+    })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a checked number of processors is at most 1024"
+)]
+fn quota(cpus: f64) -> i64 {
+    (cpus * f64::from(CPU_PERIOD)).round() as i64
+}
+
+/// Whether `path` is one that a sandbox has of its own, whatever programs it is given.
+pub fn is_own(path: &Path) -> bool {
+    OWN.iter().any(|own| path == Path::new(own))
+}
+
+/// As the kernel names it for whoever reads it.
+const OWN_NETWORK: &str = "/proc/self/ns/net";
+
+/// Microseconds; the kernel's own default, and Docker's.
+const CPU_PERIOD: u32 = 100_000;
+
+/// Docker's own.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Mounted by us in every root.
+const OWN: &[&str] =
+    &["/cogni-init", "/dev", "/llm-sock", "/proc", "/run", "/sys", "/tmp", "/workspace"];
+
+/// The kernel's own trees, as Docker mounts them; without its cgroups.
+const KERNEL: &[(&str, &str, &str)] = &[
+    ("/proc", "proc", "nosuid,noexec,nodev"),
+    ("/dev", "tmpfs", "nosuid,noexec,strictatime,mode=755,size=64k"),
+    ("/dev/pts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620"),
+    ("/dev/shm", "tmpfs", "nosuid,noexec,nodev,mode=1777,size=64m"),
+    ("/dev/mqueue", "mqueue", "nosuid,noexec,nodev"),
+    ("/sys", "sysfs", "nosuid,noexec,nodev,ro"),
+];
+
+/// What Docker hides, by now.
+const MASKED: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+];
+
+/// What Docker lets nobody write to.
+const READ_ONLY: &[&str] =
+    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];

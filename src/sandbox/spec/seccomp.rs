@@ -1,0 +1,133 @@
+//! Docker's form of a filter of system calls, in the kernel's own language: one file for both drivers.
+
+mod number;
+
+use std::collections::{BTreeMap, HashMap};
+
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule,
+};
+use serde::Deserialize;
+
+pub use number::all as all_calls;
+
+/// Two filters, to be put on in this order. Each call is asked of both, and of two errors the later filter's counts.
+#[derive(Clone, Debug)]
+pub struct Filters {
+    /// Allows what is allowed; all else does not exist.
+    pub allow: BpfProgram,
+    /// Denies by its own error what is denied by name.
+    pub deny: BpfProgram,
+}
+
+/// A filter that is not what it should be, so that no sandbox is made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the filter of system calls is not in Docker's form")]
+    Form(#[from] serde_json::Error),
+    #[error("the filter of system calls has {0}, which is not known here")]
+    Unknown(String),
+    #[error("the filter of system calls cannot be compiled")]
+    Compile(#[from] BackendError),
+}
+
+/// Docker's form, as much of it as ours uses. What is not known is an error, and not left out.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Profile {
+    default_action: String,
+    default_errno_ret: u32,
+    #[serde(rename = "archMap")]
+    _architectures: serde::de::IgnoredAny,
+    syscalls: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Rule {
+    #[serde(rename = "comment")]
+    _comment: Option<serde::de::IgnoredAny>,
+    names: Vec<String>,
+    action: String,
+    errno_ret: Option<u32>,
+    #[serde(default)]
+    args: Vec<Argument>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Argument {
+    index: u8,
+    value: u64,
+    #[serde(default)]
+    value_two: u64,
+    op: String,
+}
+
+/// Compiles `profile`. Names that this architecture does not have are left out: what does not exist, nobody can call.
+///
+/// # Errors
+/// It says something that would be lost.
+pub fn compile(profile: &str) -> Result<Filters, Error> {
+    let profile: Profile = serde_json::from_str(profile)?;
+    if profile.default_action != DENY {
+        return Err(Error::Unknown(format!("`defaultAction` `{}`", profile.default_action)));
+    }
+    let numbers: Numbers = number::all().collect();
+    let (mut allowed, mut denied) = (Calls::new(), Calls::new());
+    for rule in &profile.syscalls {
+        match (rule.action.as_str(), rule.errno_ret.unwrap_or(EPERM)) {
+            (ALLOW, _) => add(&mut allowed, rule, &numbers)?,
+            (DENY, EPERM) if rule.args.is_empty() => add(&mut denied, rule, &numbers)?,
+            // What is not allowed ends so anyway.
+            (DENY, errno) if errno == profile.default_errno_ret => (),
+            _ => return Err(Error::Unknown(format!("a rule `{}`", rule.action))),
+        }
+    }
+    let default = SeccompAction::Errno(profile.default_errno_ret);
+    Ok(Filters {
+        allow: program(allowed, default, SeccompAction::Allow)?,
+        deny: program(denied, SeccompAction::Allow, SeccompAction::Errno(EPERM))?,
+    })
+}
+
+type Calls = BTreeMap<i64, Vec<SeccompRule>>;
+type Numbers = HashMap<&'static str, i64>;
+
+/// One of a call's rules is enough; a call without any is meant whatever its arguments are.
+fn add(calls: &mut Calls, rule: &Rule, numbers: &Numbers) -> Result<(), Error> {
+    for number in rule.names.iter().filter_map(|name| numbers.get(name.as_str())) {
+        let rules = calls.entry(*number).or_default();
+        if !rule.args.is_empty() {
+            let conditions = rule.args.iter().map(condition).collect::<Result<_, _>>()?;
+            rules.push(SeccompRule::new(conditions)?);
+        }
+    }
+    Ok(())
+}
+
+fn condition(argument: &Argument) -> Result<SeccompCondition, Error> {
+    let Argument { index, value, value_two, ref op } = *argument;
+    let (op, value) = match op.as_str() {
+        "SCMP_CMP_EQ" => (SeccompCmpOp::Eq, value),
+        "SCMP_CMP_MASKED_EQ" => (SeccompCmpOp::MaskedEq(value), value_two),
+        op => return Err(Error::Unknown(format!("a comparison `{op}`"))),
+    };
+    Ok(SeccompCondition::new(index, SeccompCmpArgLen::Qword, op, value)?)
+}
+
+fn program(
+    calls: Calls,
+    otherwise: SeccompAction,
+    then: SeccompAction,
+) -> Result<BpfProgram, Error> {
+    let architecture = std::env::consts::ARCH.try_into()?;
+    Ok(SeccompFilter::new(calls, otherwise, then, architecture)?.try_into()?)
+}
+
+const ALLOW: &str = "SCMP_ACT_ALLOW";
+const DENY: &str = "SCMP_ACT_ERRNO";
+
+/// Docker's own error where a rule names none.
+const EPERM: u32 = 1;
