@@ -1,6 +1,7 @@
 //! R1–R5, R8: runs in sandboxes of a real Docker Engine, through the command that people use.
 
 mod ending;
+mod escape;
 mod isolation;
 mod killed;
 mod leftover;
