@@ -46,8 +46,11 @@ struct Piece {
 }
 
 impl Answer {
-    pub(super) fn new(ask: &Ask<'_>, script: Script) -> Self {
+    pub(super) fn new(ask: &Ask<'_>, mut script: Script) -> Self {
         let tool = script.tool.clone().filter(|_| script.repeat || !ask.has_tool_result());
+        if let Some(last) = ask.last_words().filter(|_| script.echo) {
+            script.text = last;
+        }
         let pieces =
             if tool.is_some() { pieces_of_arguments(&script) } else { pieces_of_text(&script) };
         let words = u32::try_from(pieces.len()).unwrap_or(u32::MAX);

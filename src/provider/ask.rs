@@ -28,6 +28,13 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
+/// One turn of a conversation, as far as it is text.
+#[derive(Debug, Deserialize)]
+struct Turn {
+    content: Option<String>,
+    output: Option<String>,
+}
+
 impl<'a> Ask<'a> {
     pub(super) fn parse(body: &'a [u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(body)
@@ -55,6 +62,14 @@ impl<'a> Ask<'a> {
             let bytes = conversation.get().as_bytes();
             words.iter().any(|word| memmem::find(bytes, word.as_bytes()).is_some())
         })
+    }
+
+    /// The text that the conversation ends with, of a user or a tool; none where it is no plain text.
+    pub(super) fn last_words(&self) -> Option<String> {
+        let conversation = self.messages.or(self.input)?;
+        let mut turns: Vec<Turn> = serde_json::from_str(conversation.get()).ok()?;
+        let last = turns.pop()?;
+        last.content.or(last.output).filter(|words| !words.is_empty())
     }
 
     /// The script of a model named `fake/SCRIPT`, over the provider's own; of any other, that.

@@ -54,6 +54,7 @@ pub struct Script {
     pub(super) tool: Option<String>,
     pub(super) arguments: String,
     pub(super) repeat: bool,
+    pub(super) echo: bool,
     pub(super) done: bool,
     pub(super) gate: Option<Position>,
     pub(super) fault: Option<Fault>,
@@ -130,6 +131,7 @@ impl Script {
             "tool" => self.tool = value::or_word("none", value, value::words)?,
             "arguments" => self.arguments = value::json(value)?,
             "repeat" => self.repeat = value::yes(value)?,
+            "echo" => self.echo = value::yes(value)?,
             "done" => self.done = value::yes(value)?,
             "gate" => self.gate = value::or_word("none", value, Position::read)?,
             "fault" => self.fault = value::or_word("none", value, Fault::read)?,
@@ -164,6 +166,7 @@ impl Script {
             "tool" => value::show_or("none", self.tool.as_deref().map(value::escape)),
             "arguments" => value::escape(&self.arguments),
             "repeat" => yes(self.repeat),
+            "echo" => yes(self.echo),
             "done" => yes(self.done),
             "gate" => value::show_or("none", self.gate),
             "fault" => value::show_or("none", self.fault),
@@ -209,6 +212,7 @@ impl Default for Script {
             tool: None,
             arguments: r#"{"command":"echo hello from the tool"}"#.to_owned(),
             repeat: false,
+            echo: false,
             done: true,
             gate: None,
             fault: None,
@@ -266,7 +270,7 @@ const fn knob(name: &'static str, takes: &'static str, meaning: &'static str) ->
 }
 
 /// Every knob, in the order a script prints them.
-pub const KNOBS: [Knob; 24] = [
+pub const KNOBS: [Knob; 25] = [
     knob("text", "TEXT", "what the model says, one word a chunk, and over again"),
     knob("chunks", "N or auto", "content chunks in a stream (auto: one a word)"),
     knob("size", "BYTES or auto", "content of each chunk, filled with `x` (auto: the word)"),
@@ -288,6 +292,7 @@ pub const KNOBS: [Knob; 24] = [
     knob("tool", "NAME or none", "ask for a tool, unless its result is there already"),
     knob("arguments", "JSON", "what the tool is asked for, in `chunks` pieces"),
     knob("repeat", "yes or no", "ask for the tool every time"),
+    knob("echo", "yes or no", "say what the conversation ends with, instead of `text`"),
     knob("done", "yes or no", "send the last event: `[DONE]` or `message_stop`"),
     knob("gate", "WHERE or none", "wait there until the gate is opened"),
     knob("fault", "KIND@WHERE or none", "go wrong there"),

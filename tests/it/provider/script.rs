@@ -35,7 +35,7 @@ fn a_wrong_script_is_told_what_is_wrong() {
     let told = errors.map(|text| format!("{text}: {}", text.parse::<Script>().unwrap_err()));
     assert_snapshot!(told.join("\n"), @r#"
     chunks: `chunks` is not `name=value`; a script looks like `chunks=3,interval=20ms`
-    colour=red: `colour` is not a knob; there are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, done, gate, fault
+    colour=red: `colour` is not a knob; there are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
     chunks=3,chunks=4: `chunks` is set twice; leave one out
     chunks=many: `chunks` is `many`; it takes N or auto; N is a whole number
     split=0: `split` is `0`; it takes BYTES, 1 at least; BYTES is a size of at most 1GiB, as in `200` or `64KiB`
@@ -134,7 +134,7 @@ fn value(name: &'static str) -> BoxedStrategy<String> {
         "coalesce" => (1..=u32::MAX).prop_map(|n| n.to_string()).boxed(),
         "size" | "split" => "[1-9][0-9]{0,2}(KiB|MiB)?".boxed(),
         "interval" | "first_byte" => "[0-9]{1,4}(ns|us|ms|s)".boxed(),
-        "stamps" | "obey" | "repeat" | "done" | "should_retry" => "yes|no".boxed(),
+        "stamps" | "obey" | "repeat" | "echo" | "done" | "should_retry" => "yes|no".boxed(),
         "usage" => "yes|none|finish|every".boxed(),
         "input" | "output" => (100..u64::MAX).prop_map(|n| n.to_string()).boxed(),
         "cached" | "cache_write" => (0..6_u64).prop_map(|n| n.to_string()).boxed(),

@@ -87,6 +87,22 @@ async fn a_tool_is_asked_for_until_its_result_is_there() {
 }
 
 #[tokio::test]
+async fn an_echo_says_what_was_said_last() {
+    let last = [
+        (CHAT, "messages", json!({ "role": "tool", "content": "seven" })),
+        (RESPONSES, "input", json!({ "type": "function_call_output", "output": "seven" })),
+        (MESSAGES, "messages", json!({ "role": "user", "content": "seven" })),
+    ];
+    for (path, field, last) in last {
+        let first = json!({ "role": "user", "content": "six" });
+        let conversation = json!({ field: [first, last] });
+        let said = ask("echo=yes", path, conversation).await.text();
+        assert!(said.contains("seven") && !said.contains("six"), "{said}");
+        assert!(ask("echo=yes", path, json!({})).await.text().contains("hi there"));
+    }
+}
+
+#[tokio::test]
 async fn errors_have_their_protocols_shape() {
     let mut seen = Vec::new();
     for path in TURNS {
