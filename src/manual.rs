@@ -1,5 +1,8 @@
 //! The manual: longer texts than a module's head should hold, checked with the rest of the documentation.
 
+#[doc = include_str!("manual/agent.md")]
+pub mod agent {}
+
 #[doc = include_str!("manual/architecture.md")]
 pub mod architecture {}
 

@@ -1,19 +1,27 @@
-//! The static program of a sandbox, which does what the name says that it is called by.
+//! The static file of a sandbox, with two programs in it: the name it is called by says which.
 //!
 //! It is made of the rooms' files, and not linked with the library: what is in every sandbox is to be small, and the
 //! linker would have to go through everything else to find that out.
 
 #[path = ".."]
 pub mod room {
+    pub mod agent;
     pub mod init;
 }
 
 use std::env;
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::ExitCode;
 
-use room::init;
+use room::{agent, init};
 
 fn main() -> ExitCode {
-    // There is one program in here so far, and so no name but its own.
-    init::main(env::args_os().skip(1))
+    let mut arguments = env::args_os();
+    let path = arguments.next().unwrap_or_default();
+    // The driver chooses under which name it mounts us.
+    match Path::new(&path).file_name().and_then(OsStr::to_str) {
+        Some("cogni-agent") => agent::main(arguments),
+        _ => init::main(arguments),
+    }
 }

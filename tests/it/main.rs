@@ -7,6 +7,7 @@
 )]
 
 mod access_log;
+mod agent;
 mod agents;
 mod audit;
 mod body;

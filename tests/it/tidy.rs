@@ -18,11 +18,11 @@ const LAYERS: &[&[&str]] = &[
     &["audit"],
     &["budget", "protocol"],
     &["base"],
-    &["init"],
+    &["agent", "init"],
 ];
 
 /// These run in the sandbox, as programs of their own.
-const INSIDE: &[&str] = &["init"];
+const INSIDE: &[&str] = &["agent", "init"];
 
 #[test]
 fn rooms_import_downwards_only() {

@@ -1,0 +1,113 @@
+//! The conversation: a file at first, and then what the model says and the tool returns.
+//!
+//! The file is `{"messages": [{"role": …, "content": …}, …]}` or only the array, in the words of chat completions.
+//! Beside `messages` there may be `system`, a message that comes before all others, and `tools`: `false` leaves the
+//! model without any.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::envelope::{Failure, Kind};
+use super::exec;
+use super::round::Call;
+
+/// What has been said so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    messages: Vec<Value>,
+    has_tools: bool,
+}
+
+impl Conversation {
+    /// Reads it from a file.
+    ///
+    /// # Errors
+    /// It is not there, too long, or no conversation.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let wrong = |why: String| {
+            Failure::new(Kind::NoConversation, format!("`{}`: {why}", path.display()))
+        };
+        let mut text = String::new();
+        let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+        file.take(LONGEST + 1)
+            .read_to_string(&mut text)
+            .map_err(|error| wrong(error.to_string()))?;
+        if text.len() as u64 > LONGEST {
+            return Err(wrong(format!("it is longer than {} MiB", LONGEST >> 20)));
+        }
+        Self::parse(&text).map_err(wrong)
+    }
+
+    /// Reads it from JSON.
+    ///
+    /// # Errors
+    /// What makes it no conversation.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let value =
+            serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
+        let (mut rest, messages) = match value {
+            Value::Object(mut object) => {
+                let messages = object.remove("messages");
+                (object, messages)
+            }
+            array => (Map::new(), Some(array)),
+        };
+        let Some(Value::Array(mut messages)) = messages else {
+            return Err("it has no array of messages".to_owned());
+        };
+        match rest.remove("system") {
+            None | Some(Value::Null) => {}
+            Some(Value::String(system)) => {
+                messages.insert(0, json!({"role": "system", "content": system}));
+            }
+            Some(_) => return Err("`system` is no text".to_owned()),
+        }
+        let has_tools = match rest.remove("tools") {
+            None | Some(Value::Null) => true,
+            Some(Value::Bool(tools)) => tools,
+            Some(_) => return Err("`tools` is neither true nor false".to_owned()),
+        };
+        if messages.is_empty() {
+            return Err("it has no message".to_owned());
+        }
+        Ok(Self { messages, has_tools })
+    }
+
+    /// The body of a request that asks `model` to go on.
+    pub fn request(&self, model: &str) -> String {
+        let mut body = json!({
+            "model": model,
+            "messages": self.messages,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        if self.has_tools {
+            body["tools"] = json!([exec::description()]);
+        }
+        body.to_string()
+    }
+
+    /// Adds what the model has said and called for.
+    pub fn said(&mut self, text: &str, calls: &[Call]) {
+        let calls: Vec<_> = calls
+            .iter()
+            .map(|call| {
+                let function = json!({"name": call.name, "arguments": call.arguments});
+                json!({"id": call.id, "type": "function", "function": function})
+            })
+            .collect();
+        let content = if text.is_empty() { Value::Null } else { text.into() };
+        self.messages.push(json!({"role": "assistant", "content": content, "tool_calls": calls}));
+    }
+
+    /// Adds what came of a call.
+    pub fn returned(&mut self, id: &str, result: &str) {
+        self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
+    }
+}
+
+/// What the gateway takes of a body when nothing else is configured.
+const LONGEST: u64 = 32 << 20;
