@@ -1,5 +1,6 @@
 //! R1–R5, R8: runs in sandboxes of a real Docker Engine, through the command that people use.
 
+mod bad_engine;
 mod ending;
 mod escape;
 mod isolation;

@@ -41,6 +41,8 @@ pub(crate) enum Fault {
     Refused,
     /// The engine has done it, and is slow to say so.
     Late(Duration),
+    /// The engine does it later.
+    Slow(Duration),
 }
 
 pub(crate) struct Middleman {
@@ -133,6 +135,17 @@ impl Shared {
         self.state.lock().unwrap()
     }
 
+    /// One connection, until one of its ends has had enough.
+    fn serve(&self, client: UnixStream) -> io::Result<()> {
+        let engine = self.connect(&client)?;
+        let ends = [client.try_clone()?, engine.try_clone()?];
+        let served = self.relay(client, engine);
+        for end in ends {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+        served
+    }
+
     fn connect(&self, client: &UnixStream) -> io::Result<UnixStream> {
         let engine = UnixStream::connect(&self.engine)?;
         let mut state = self.state();
@@ -143,8 +156,7 @@ impl Shared {
         Ok(engine)
     }
 
-    fn serve(&self, client: UnixStream) -> io::Result<()> {
-        let mut engine = self.connect(&client)?;
+    fn relay(&self, client: UnixStream, mut engine: UnixStream) -> io::Result<()> {
         let mut from_client = BufReader::new(client.try_clone()?);
         let mut from_engine = BufReader::new(engine.try_clone()?);
         let mut to_client = client;
@@ -155,6 +167,9 @@ impl Shared {
             if matches!(fault, Some(Fault::Lost | Fault::Refused)) {
                 self.strike();
                 return hold(from_client, fault);
+            }
+            if let Some(Fault::Slow(delay)) = fault {
+                pause_for(delay);
             }
             engine.write_all(&request)?;
             let Some(fault) = fault else {
@@ -169,6 +184,7 @@ impl Shared {
             match fault {
                 Fault::AnswerCut => return to_client.write_all(&answer[..answer.len() / 2]),
                 Fault::Late(delay) => pause_for(delay),
+                Fault::Slow(_) => (),
                 Fault::Lost | Fault::AnswerLost | Fault::Refused => {
                     return hold(from_client, Some(fault));
                 }
