@@ -207,7 +207,7 @@ pub async fn run<W: AsyncWrite + Unpin>(
         cause = &mut until => Err(cause),
         started = async {
             let docker = docker.insert(Docker::connect(socket).await?);
-            let container = docker.create(image, order).await?;
+            let container = Box::pin(docker.create(image, order)).await?;
             id = Some(container.id().to_owned());
             container.start().await
         } => Ok(started),
