@@ -6,6 +6,7 @@ mod escape;
 mod isolation;
 mod killed;
 mod leftover;
+mod restart;
 mod sandboxed;
 
 use std::fs::{self, File};

@@ -5,6 +5,7 @@ pub(crate) mod app;
 pub(crate) mod authority;
 pub(crate) mod client;
 pub(crate) mod disk;
+pub(crate) mod dockerd;
 pub(crate) mod engine;
 pub(crate) mod forge;
 pub(crate) mod git_server;

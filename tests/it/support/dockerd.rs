@@ -1,0 +1,131 @@
+//! A Docker Engine of the test's own, beside the machine's: it can be stopped and killed without anybody else's loss.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::process::patience;
+
+/// Its containers, and all of its processes, go when it is dropped.
+pub(crate) struct Dockerd {
+    directory: TempDir,
+    child: Option<Child>,
+}
+
+/// What becomes of running containers while no engine is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Containers {
+    EndWithIt,
+    LiveOn,
+}
+
+impl Dockerd {
+    /// With an image of the machine's engine.
+    pub(crate) fn start(containers: Containers, image: &str) -> Self {
+        let mut engine = Self { directory: tempfile::tempdir().unwrap(), child: None };
+        engine.start_again(containers);
+        let mut save =
+            Command::new("docker").args(["save", image]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut load = engine.docker();
+        let load = load.arg("load").stdin(save.stdout.take().unwrap()).output().unwrap();
+        assert!(save.wait().unwrap().success() && load.status.success(), "{load:?}");
+        engine
+    }
+
+    pub(crate) fn start_again(&mut self, containers: Containers) {
+        assert!(self.child.is_none(), "it runs already");
+        let log = File::options().append(true).create(true).open(self.path("log")).unwrap();
+        let mut command = Command::new("dockerd");
+        for (flag, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")]
+        {
+            command.arg(flag).arg(self.path(name));
+        }
+        // It leaves the machine's network alone.
+        command.args(["--bridge=none", "--iptables=false", "--ip6tables=false"]);
+        command.args(["--ip-forward=false", "--ip-masq=false"]);
+        command.arg(format!("--live-restore={}", containers == Containers::LiveOn));
+        command.arg(format!("--host=unix://{}", self.socket().display()));
+        let started =
+            command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
+        self.child = Some(started.expect("dockerd is installed; `tests/run image` does it"));
+        let is_up =
+            || UnixStream::connect(self.socket()).is_ok() && self.said(&["version"]).is_some();
+        patience(is_up, || {
+            let log = fs::read_to_string(self.path("log")).unwrap();
+            format!("dockerd does not start; as root it does: {log}")
+        });
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) fn stop(&mut self) {
+        self.end("-TERM");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.end("-KILL");
+    }
+
+    /// Its containerd ends with it, and has to be seen to be gone: where nobody waits for its remains, the next one would
+    /// take them for a containerd.
+    fn end(&mut self, signal: &str) {
+        let Some(mut child) = self.child.take() else { return };
+        let pid_file = self.path("exec/containerd/containerd.pid");
+        let containerd = fs::read_to_string(&pid_file).unwrap_or_default();
+        kill(signal, &child.id().to_string());
+        child.wait().unwrap();
+        patience(|| !is_alive(&containerd), || format!("containerd {containerd} does not end"));
+        let _ = fs::remove_file(pid_file);
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path("docker.sock")
+    }
+
+    /// The ids of all its containers.
+    pub(crate) fn containers(&self) -> String {
+        self.said(&["ps", "--all", "--quiet"]).expect("it answers")
+    }
+
+    /// What Docker's command line says about it; `None` where it fails.
+    fn said(&self, line: &[&str]) -> Option<String> {
+        let output = self.docker().args(line).output().unwrap();
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    }
+
+    fn docker(&self) -> Command {
+        let mut command = Command::new("docker");
+        command.arg("--host").arg(format!("unix://{}", self.socket().display()));
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+impl Drop for Dockerd {
+    fn drop(&mut self) {
+        for id in self.said(&["ps", "--all", "--quiet"]).unwrap_or_default().lines() {
+            self.said(&["rm", "--force", "--volumes", id]);
+        }
+        self.end("-TERM");
+        // A test that has failed may leave some.
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let ours = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        for mount in ours.filter(|at| Path::new(at).starts_with(self.directory.path())) {
+            let _ = Command::new("umount").args(["--lazy", mount]).status();
+        }
+    }
+}
+
+fn kill(signal: &str, pid: &str) {
+    assert!(Command::new("kill").args([signal, pid]).status().unwrap().success());
+}
+
+fn is_alive(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !pid.is_empty() && stat.contains(") ") && !stat.contains(") Z ")
+}
