@@ -1,0 +1,273 @@
+//! What is to be delivered, a row for each run's work, so that nothing that was begun is forgotten or done twice.
+//!
+//! A row says how far the work has come. It is written after a step and before the next; each step can therefore find
+//! that it was done already, and does it once more or not at all. What came out of the sandbox lies in a directory beside
+//! it, since everything before the push is made anew from that.
+//!
+//! ```text
+//! extracted → quarantined → judged → pushed → pull_requested → done
+//!      └───────────┴──────────┴────────┴────────────┴─ held | failed
+//! ```
+//!
+//! **Invariant:** a row moves along these arrows only, and only for who has seen where it stands, and holds the branch
+//! with a fence that is not older than the one before.
+//!
+//! **Invariant:** what is in a row when a call returns is there after a power cut.
+//!
+//! Calls wait on the disk, and for other processes: they belong on a thread that may.
+
+mod job;
+mod schema;
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, named_params, params};
+use uuid::Uuid;
+
+pub use job::{Job, Order, Progress, Pull, Step, Verdict, Words};
+
+use job::{COLUMNS, millis, read};
+
+/// The rows of one machine.
+#[derive(Debug)]
+pub struct Outbox {
+    connection: Mutex<Connection>,
+}
+
+/// Why a row cannot be read or moved.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot use `{}`", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("the outbox cannot be read or written")]
+    Database(#[from] rusqlite::Error),
+    #[error("the outbox is of a later version ({found}; this program knows {})", schema::VERSION)]
+    Later { found: i64 },
+    #[error("there is no relay `{0}`; `cogni-gateway relay status` lists them")]
+    Unknown(String),
+    #[error("relay `{id}` has been moved on by another process meanwhile")]
+    Moved { id: String },
+    #[error("a relay that is {from} cannot become {to}")]
+    Skipped { from: Step, to: Step },
+    #[error("relay `{id}` belongs to a later holder of the branch")]
+    Fenced { id: String },
+}
+
+impl Outbox {
+    /// Opens the outbox, or makes it, for us alone.
+    ///
+    /// # Errors
+    /// The file cannot be used, or a later version made it.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = |source| Error::File { path: path.to_owned(), source };
+        if let Some(parent) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(file)?;
+        }
+        // SQLite gives its other files the mode of this one.
+        File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(file)?;
+        let mut connection = Connection::open(path)?;
+        connection.busy_timeout(BUSY)?;
+        schema::prepare(&mut connection)?;
+        Ok(Self { connection: Mutex::new(connection) })
+    }
+
+    /// Writes down that something came out of a sandbox. What is there already stays as it is: the same work of the
+    /// same run is the same row.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn add(&self, order: &Order) -> Result<Job, Error> {
+        let now = millis(SystemTime::now());
+        let connection = self.connection();
+        connection.execute(
+            "INSERT INTO job (id, repository, branch_key, run, tree, \"order\", artifacts, step, due, created, updated)
+             VALUES (:id, :repository, :key, :run, :tree, :order, :artifacts, 'extracted', :now, :now, :now)
+             ON CONFLICT (repository, branch_key, run, tree) DO NOTHING",
+            named_params! {
+                ":id": Uuid::now_v7().simple().to_string(),
+                ":repository": order.repository.key(),
+                ":key": order.state.branch.key().as_str(),
+                ":run": order.run,
+                ":tree": order.tree.to_string(),
+                ":order": serde_json::to_string(order).expect("an order has string keys"),
+                ":artifacts": order.artifacts.display().to_string(),
+                ":now": now,
+            },
+        )?;
+        let found = "repository = ?1 AND branch_key = ?2 AND run = ?3 AND tree = ?4";
+        let key = order.state.branch.key().as_str();
+        let given = params![order.repository.key(), key, order.run, order.tree.to_string()];
+        Ok(connection.query_row(&select(found), given, read)?)
+    }
+
+    /// # Errors
+    /// [`Error::Unknown`], or as every call.
+    pub fn get(&self, id: &str) -> Result<Job, Error> {
+        let found = self.connection().query_row(&select("id = ?1"), [id], read).optional()?;
+        found.ok_or_else(|| Error::Unknown(id.chars().take(80).collect()))
+    }
+
+    /// All rows, or those that are not at their end; oldest first.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn list(&self, only_open: bool) -> Result<Vec<Job>, Error> {
+        let what = if only_open { OPEN } else { "1" };
+        self.select(what, &[])
+    }
+
+    /// What waits to be taken up again, and has waited long enough; oldest first.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn due(&self, now: SystemTime) -> Result<Vec<Job>, Error> {
+        self.select(&format!("{OPEN} AND due <= ?1"), &[&millis(now)])
+    }
+
+    /// What has not been delivered yet to a branch. A run that begins there would not build on it.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn pending(&self, order: &Order) -> Result<Vec<Job>, Error> {
+        let (repository, key) = (order.repository.key(), order.state.branch.key().as_str());
+        let what = format!("{OPEN} AND repository = ?1 AND branch_key = ?2");
+        self.select(&what, &[&repository, &key])
+    }
+
+    /// Takes a row up for whoever holds the branch now.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] where a later holder has been at it.
+    pub fn claim(&self, job: &Job, fence: u64) -> Result<Job, Error> {
+        let claimed = self.connection().execute(
+            "UPDATE job SET fence = ?2, attempts = attempts + 1 WHERE id = ?1 AND fence <= ?2",
+            params![job.id, signed(fence)],
+        )?;
+        if claimed == 0 {
+            return Err(Error::Fenced { id: job.id.clone() });
+        }
+        self.get(&job.id)
+    }
+
+    /// Writes down that a step is done.
+    ///
+    /// # Errors
+    /// [`Error::Skipped`] where this is not the next step; [`Error::Moved`] or [`Error::Fenced`] where the row is not as
+    /// `job` says any more.
+    pub fn advance(&self, job: &Job, progress: Progress) -> Result<Job, Error> {
+        let to = progress.step();
+        if !job.step.may_become(to) {
+            return Err(Error::Skipped { from: job.step, to });
+        }
+        let mut next = Job { step: to, error: None, ..job.clone() };
+        progress.apply(&mut next);
+        self.write(job, &next)?;
+        self.get(&job.id)
+    }
+
+    /// Leaves a row for later, with the reason.
+    ///
+    /// # Errors
+    /// As [`Outbox::advance`].
+    pub fn postpone(&self, job: &Job, after: Duration, why: &str) -> Result<Job, Error> {
+        let next = Job { due: SystemTime::now() + after, error: Some(short(why)), ..job.clone() };
+        self.write(job, &next)?;
+        self.get(&job.id)
+    }
+
+    /// Begins again with what came out of the sandbox, because somebody asks for it.
+    ///
+    /// # Errors
+    /// [`Error::Skipped`] where it has been delivered already.
+    pub fn revive(&self, job: &Job) -> Result<Job, Error> {
+        if job.step == Step::Done {
+            return Err(Error::Skipped { from: job.step, to: Step::Extracted });
+        }
+        // What has been pushed stays so; only what comes after it is done again.
+        let step = if job.is_pushed { Step::Pushed } else { Step::Extracted };
+        let next = Job { step, due: SystemTime::now(), error: None, ..job.clone() };
+        self.write(job, &next)?;
+        self.get(&job.id)
+    }
+
+    /// One statement, so that nobody can see half of it.
+    fn write(&self, old: &Job, new: &Job) -> Result<(), Error> {
+        let mut connection = self.connection();
+        let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let written = change.execute(
+            "UPDATE job SET step = :step, verdict = :verdict, head = :head, is_pushed = :is_pushed,
+                 pull_number = :number, pull_url = :url, due = :due, error = :error, updated = :now
+             WHERE id = :id AND step = :old AND fence = :fence",
+            named_params! {
+                ":step": new.step.as_str(),
+                ":verdict": new.verdict.map(Verdict::as_str),
+                ":head": new.head.map(|head| head.to_string()),
+                ":is_pushed": new.is_pushed,
+                ":number": new.pull.as_ref().map(|pull| signed(pull.number)),
+                ":url": new.pull.as_ref().map(|pull| &pull.url),
+                ":due": millis(new.due),
+                ":error": new.error,
+                ":now": millis(SystemTime::now()),
+                ":id": old.id,
+                ":old": old.step.as_str(),
+                ":fence": signed(old.fence),
+            },
+        )?;
+        if written == 1 {
+            return Ok(change.commit()?);
+        }
+        let fence = change.query_row("SELECT fence FROM job WHERE id = ?1", [&old.id], |row| {
+            row.get::<_, i64>(0)
+        });
+        match fence.optional()? {
+            Some(fence) if fence > signed(old.fence) => Err(Error::Fenced { id: old.id.clone() }),
+            Some(_) => Err(Error::Moved { id: old.id.clone() }),
+            None => Err(Error::Unknown(old.id.clone())),
+        }
+    }
+
+    fn select(&self, what: &str, given: &[&dyn rusqlite::ToSql]) -> Result<Vec<Job>, Error> {
+        let connection = self.connection();
+        let mut statement =
+            connection.prepare(&format!("{} ORDER BY created, id", select(what)))?;
+        let rows = statement.query_map(given, read)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn select(what: &str) -> String {
+    format!("SELECT {COLUMNS} FROM job WHERE {what}")
+}
+
+/// SQLite's integers are signed.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// What stands in a row is short, and has no lines.
+fn short(text: &str) -> String {
+    let printable = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().map(printable).take(MAX_ERROR).collect()
+}
+
+const OPEN: &str = "step NOT IN ('done', 'held', 'failed')";
+
+const MAX_ERROR: usize = 500;
+
+/// Other processes hold the file for one statement at a time.
+const BUSY: Duration = Duration::from_secs(30);

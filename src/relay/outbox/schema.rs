@@ -1,0 +1,55 @@
+//! The outbox's tables, and how those of earlier versions become these.
+
+use rusqlite::{Connection, TransactionBehavior};
+
+use super::Error;
+
+/// Makes a connection safe to rely on, and its file what this version needs.
+pub(super) fn prepare(connection: &mut Connection) -> Result<(), Error> {
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    // A row that was written is on the disk, not only in the kernel: what comes after it cannot be taken back.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "trusted_schema", "OFF")?;
+    let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let done = usize::try_from(found).unwrap_or(usize::MAX);
+    if done > VERSION {
+        return Err(Error::Later { found });
+    }
+    for migration in &MIGRATIONS[done..] {
+        change.execute_batch(migration)?;
+    }
+    change.pragma_update(None, "user_version", VERSION.cast_signed())?;
+    Ok(change.commit()?)
+}
+
+/// What this program knows.
+pub(super) const VERSION: usize = MIGRATIONS.len();
+
+/// Each brings the file from the version that is its index to the next. What was published never changes.
+const MIGRATIONS: &[&str] = &["
+CREATE TABLE job (
+    id          TEXT NOT NULL PRIMARY KEY,
+    repository  TEXT NOT NULL,
+    branch_key  TEXT NOT NULL,
+    run         TEXT NOT NULL,
+    tree        TEXT NOT NULL,
+    \"order\"     TEXT NOT NULL,
+    artifacts   TEXT NOT NULL,
+    fence       INTEGER NOT NULL DEFAULT 0,
+    step        TEXT NOT NULL CHECK (step IN
+        ('extracted', 'quarantined', 'judged', 'pushed', 'pull_requested', 'done', 'held', 'failed')),
+    verdict     TEXT CHECK (verdict IN ('push', 'review', 'hold')),
+    head        TEXT,
+    is_pushed   INTEGER NOT NULL DEFAULT 0,
+    pull_number INTEGER,
+    pull_url    TEXT,
+    attempts    INTEGER NOT NULL DEFAULT 0,
+    due         INTEGER NOT NULL,
+    error       TEXT,
+    created     INTEGER NOT NULL,
+    updated     INTEGER NOT NULL,
+    UNIQUE (repository, branch_key, run, tree)
+) STRICT;
+CREATE INDEX job_due ON job (due) WHERE step NOT IN ('done', 'held', 'failed');
+"];

@@ -1,0 +1,261 @@
+//! Rows that say how far a run's work has come.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::relay::outbox::{
+    Error, Job, Order, Outbox, Progress, Pull, Step, Verdict, Words,
+};
+use cogni_gateway::relay::{Branch, BranchKey, BranchState, Sha};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+/// L7: what was written is there for the next process, for us alone.
+#[test]
+fn a_row_outlives_its_process() {
+    let place = tempfile::tempdir().unwrap();
+    let written = {
+        let outbox = open(&place);
+        let job = outbox.claim(&outbox.add(&order("run-1")).unwrap(), 3).unwrap();
+        let job = outbox.advance(&job, quarantined()).unwrap();
+        outbox.advance(&job, Progress::Judged(Verdict::Review)).unwrap()
+    };
+    let read = open(&place).get(&written.id).unwrap();
+    assert_eq!(read, written);
+    assert_eq!((read.step, read.verdict, read.fence), (Step::Judged, Some(Verdict::Review), 3));
+    assert_eq!((read.head, &read.order), (Some(sha("tip")), &order("run-1")));
+    for file in fs::read_dir(place.path().join("state")).unwrap() {
+        assert_eq!(file.unwrap().metadata().unwrap().mode() & 0o77, 0);
+    }
+}
+
+/// L7: the same work of the same run is the same row, however often it is brought.
+#[test]
+fn the_same_work_is_the_same_row() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let first = outbox.add(&order("run-1")).unwrap();
+    let moved = outbox.advance(&first, quarantined()).unwrap();
+    assert_eq!(outbox.add(&order("run-1")).unwrap(), moved);
+    assert_ne!(outbox.add(&order("run-2")).unwrap().id, first.id);
+    assert_ne!(outbox.add(&Order { tree: sha("other"), ..order("run-1") }).unwrap().id, first.id);
+}
+
+/// L7: no step can be left out, and none is taken back.
+#[test]
+fn steps_come_in_their_order() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let ways = |from: Step| {
+        let to = Step::ALL.into_iter().filter(|to| from.may_become(*to)).map(Step::as_str);
+        let to = to.collect::<Vec<_>>().join(", ");
+        format!("{from} → {}", if to.is_empty() { "nothing" } else { &to })
+    };
+    insta::assert_snapshot!(Step::ALL.map(ways).join("\n"), @r"
+    extracted → quarantined, held, failed
+    quarantined → judged, held, failed
+    judged → pushed, held, failed
+    pushed → pull_requested, done, held, failed
+    pull_requested → done, held, failed
+    done → nothing
+    held → nothing
+    failed → nothing
+    ");
+    let job = outbox.add(&order("run-1")).unwrap();
+    for progress in [Progress::Pushed, Progress::Judged(Verdict::Push), Progress::Done] {
+        let error = outbox.advance(&job, progress).unwrap_err();
+        assert!(matches!(error, Error::Skipped { .. }), "{error}");
+    }
+}
+
+/// L7: who has not seen where a row stands, or holds the branch no more, moves nothing.
+#[test]
+fn a_late_writer_moves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let old = outbox.claim(&outbox.add(&order("run-1")).unwrap(), 1).unwrap();
+    outbox.advance(&old, quarantined()).unwrap();
+    assert!(matches!(outbox.advance(&old, quarantined()), Err(Error::Moved { .. })));
+    let now = outbox.get(&old.id).unwrap();
+    outbox.claim(&now, 2).unwrap();
+    assert!(matches!(
+        outbox.advance(&now, Progress::Judged(Verdict::Push)),
+        Err(Error::Fenced { .. })
+    ));
+    assert!(matches!(outbox.claim(&now, 1), Err(Error::Fenced { .. })));
+}
+
+/// L7: of many who do the same step at once, one does it.
+#[test]
+fn one_of_many_takes_a_step() {
+    let place = tempfile::tempdir().unwrap();
+    let job = open(&place).add(&order("run-1")).unwrap();
+    let taken = thread::scope(|scope| {
+        let all: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| open(&place).advance(&job, quarantined()).is_ok()))
+            .collect();
+        all.into_iter().map(|one| one.join().unwrap()).filter(|is| *is).count()
+    });
+    assert_eq!(taken, 1);
+}
+
+/// L7: what is left for later is due then, and what is at its end never.
+#[test]
+fn what_is_left_for_later_is_due_then() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let job = outbox.add(&order("run-1")).unwrap();
+    let why = format!("GitHub is unwell\n{}", "x".repeat(900));
+    let later = outbox.postpone(&job, Duration::from_mins(10), &why).unwrap();
+    let error = later.error.unwrap();
+    assert!(error.len() == 500 && !error.contains('\n'));
+    let due = |after| outbox.due(SystemTime::now() + Duration::from_mins(after)).unwrap().len();
+    assert_eq!([due(0), due(11)], [0, 1]);
+    assert_eq!(outbox.pending(&order("run-2")).unwrap().len(), 1);
+
+    let job = outbox.get(&job.id).unwrap();
+    let held = outbox.advance(&job, Progress::Held { why: "a workflow".to_owned() }).unwrap();
+    assert_eq!([due(11), outbox.list(true).unwrap().len()], [0, 0]);
+    assert_eq!(outbox.list(false).unwrap(), [held.clone()]);
+    let again = outbox.revive(&held).unwrap();
+    assert_eq!((again.step, again.error, due(0)), (Step::Extracted, None, 1));
+}
+
+/// L7: a file of a later version is left alone.
+#[test]
+fn a_later_version_is_left_alone() {
+    let place = tempfile::tempdir().unwrap();
+    drop(open(&place));
+    let path = place.path().join("state/relay.sqlite");
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    connection.pragma_update(None, "user_version", 99).unwrap();
+    let error = Outbox::open(&path).unwrap_err();
+    insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 1)");
+}
+
+proptest! {
+    // Each waits for the disk many times over.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// L7: processes that end anywhere, between any two things that they do, bring one update of the branch and one
+    /// pull request.
+    #[test]
+    fn a_crash_anywhere_brings_one_update_and_one_pull_request(
+        crashes in proptest::collection::vec(0_u32..14, 0..6),
+    ) {
+        let place = tempfile::tempdir().unwrap();
+        let mut world = World::default();
+        for (fence, fuel) in crashes.into_iter().chain([u32::MAX]).enumerate() {
+            let mut process = Process { outbox: open(&place), world: &mut world, fuel };
+            let _ = process.deliver(fence as u64);
+        }
+        prop_assert_eq!(world.branch, Some(sha("tip")));
+        prop_assert_eq!((world.updates, world.pulls.len()), (1, 1));
+        let jobs = open(&place).list(false).unwrap();
+        prop_assert_eq!(jobs.iter().map(|job| job.step).collect::<Vec<_>>(), [Step::Done]);
+    }
+}
+
+/// What is outside, and stays when a process ends.
+#[derive(Default)]
+struct World {
+    branch: Option<Sha>,
+    updates: u32,
+    pulls: BTreeMap<u64, String>,
+}
+
+/// One that ends when its fuel does. It does what the relay does, with nothing real.
+struct Process<'a> {
+    outbox: Outbox,
+    world: &'a mut World,
+    fuel: u32,
+}
+
+struct Killed;
+
+impl Process<'_> {
+    fn deliver(&mut self, fence: u64) -> Result<(), Killed> {
+        self.alive()?;
+        let mut job = self.outbox.add(&order("run-1")).unwrap();
+        self.alive()?;
+        if job.step.is_end() {
+            return Ok(());
+        }
+        job = self.outbox.claim(&job, fence).unwrap();
+        while !job.step.is_end() {
+            self.alive()?;
+            let progress = self.step(&job)?;
+            self.alive()?;
+            job = self.outbox.advance(&job, progress).unwrap();
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, job: &Job) -> Result<Progress, Killed> {
+        Ok(match job.step {
+            Step::Extracted => quarantined(),
+            Step::Quarantined => Progress::Judged(Verdict::Push),
+            Step::Judged => {
+                // The branch moves from what was expected, or is there already.
+                if self.world.branch.is_none() {
+                    self.world.branch = job.head;
+                    self.world.updates += 1;
+                }
+                assert_eq!(self.world.branch, job.head);
+                Progress::Pushed
+            }
+            Step::Pushed => {
+                let number = match self.world.pulls.keys().next() {
+                    Some(number) => *number,
+                    None => {
+                        self.alive()?;
+                        self.world.pulls.insert(1, job.order.run.clone());
+                        1
+                    }
+                };
+                Progress::PullRequested(Pull { number, url: format!("https://x/{number}") })
+            }
+            _ => Progress::Done,
+        })
+    }
+
+    fn alive(&mut self) -> Result<(), Killed> {
+        self.fuel = self.fuel.checked_sub(1).ok_or(Killed)?;
+        Ok(())
+    }
+}
+
+fn open(place: &TempDir) -> Outbox {
+    Outbox::open(&place.path().join("state/relay.sqlite")).unwrap()
+}
+
+fn quarantined() -> Progress {
+    Progress::Quarantined { head: sha("tip") }
+}
+
+fn order(run: &str) -> Order {
+    let state = BranchState {
+        branch: Branch::of(BranchKey::parse("task-1").unwrap()),
+        exists: false,
+        start: sha("start"),
+        base: "main".to_owned(),
+        base_tip: sha("start"),
+    };
+    Order {
+        repository: "https://github.com/acme/site".parse().unwrap(),
+        state,
+        run: run.to_owned(),
+        agent: "coder".to_owned(),
+        tree: sha("tree"),
+        artifacts: Path::new("/somewhere").join(run),
+        pull_request: Some(Words { title: "A title".to_owned(), body: "Words".to_owned() }),
+    }
+}
+
+fn sha(what: &str) -> Sha {
+    Sha::of("blob", what.as_bytes())
+}
