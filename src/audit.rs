@@ -27,6 +27,7 @@ pub mod read;
 pub mod record;
 pub mod recover;
 mod refusals;
+pub mod relay;
 mod sync;
 pub mod verify;
 
@@ -38,7 +39,7 @@ use serde::Deserialize;
 
 use crate::base::secret::Secret;
 
-pub use key::PublicKey;
+pub use key::{PublicKey, SigningKey};
 pub use log::{Lag, Log, Recovered};
 
 /// Where the log is, and how much it must survive.

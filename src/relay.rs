@@ -24,11 +24,13 @@ pub mod github;
 pub mod judge;
 pub mod lease;
 pub mod mirror;
+pub mod outbox;
 pub mod pull_request;
 pub mod quarantine;
 pub mod remote;
 pub mod repository;
 mod sha;
+pub mod statement;
 
 use std::io;
 use std::path::PathBuf;

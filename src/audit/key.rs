@@ -11,8 +11,8 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use super::{Error, chain::Hash};
 use crate::base::{b64, hex, secret::Secret};
 
-/// A key pair that signs checkpoints.
-pub(super) struct SigningKey {
+/// A key pair that signs checkpoints, and what else this machine vouches for.
+pub struct SigningKey {
     pair: Ed25519KeyPair,
     public: PublicKey,
 }
@@ -23,7 +23,7 @@ pub struct PublicKey([u8; 32]);
 
 impl SigningKey {
     /// The configured key, else one that lives as long as this process.
-    pub(super) fn new(seed: Option<&Secret>) -> Result<Self, Error> {
+    pub fn new(seed: Option<&Secret>) -> Result<Self, Error> {
         let seed = match seed {
             Some(seed) => decode("signing key", seed.expose())?,
             None => random()?,
@@ -34,8 +34,13 @@ impl SigningKey {
         Ok(Self { pair, public: PublicKey(public) })
     }
 
-    pub(super) fn public(&self) -> &PublicKey {
+    pub fn public(&self) -> &PublicKey {
         &self.public
+    }
+
+    /// The signature of a text that begins as no other kind of text does that this key signs.
+    pub fn sign_text(&self, text: &[u8]) -> [u8; 64] {
+        self.pair.sign(text).as_ref().try_into().expect("an ed25519 signature has 64 bytes")
     }
 
     /// The signature of everything up to the record with this hash, in hexadecimal.
@@ -52,11 +57,23 @@ impl PublicKey {
         decode("public key", text).map(Self)
     }
 
+    /// Whether `signature` was made with this key's other half for `text`.
+    pub fn verifies_text(&self, text: &[u8], signature: &[u8]) -> bool {
+        UnparsedPublicKey::new(&ED25519, self.0).verify(text, signature).is_ok()
+    }
+
     /// Whether `signature` (hexadecimal) was made with this key's other half for `head`.
     pub(super) fn verifies(&self, head: &Hash, signature: &str) -> bool {
         let key = UnparsedPublicKey::new(&ED25519, self.0);
         hex::decode::<64>(signature)
             .is_some_and(|signature| key.verify(&statement(head), &signature).is_ok())
+    }
+}
+
+/// Shows its public half.
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SigningKey").field(&self.public).finish()
     }
 }
 

@@ -165,6 +165,11 @@ impl Log {
         }
     }
 
+    /// Records how far the run's work has come on its way out. Never fails and does no I/O.
+    pub fn relayed<R: Record>(&self, record: &R) {
+        self.operated(record);
+    }
+
     /// Records who connects, once for each process: the first 64 singly, the connections of the rest by
     /// their number, at most once a second. Never fails; reads from `/proc` where there is a new process.
     pub fn opened(&self, peer: Peer) {

@@ -309,11 +309,14 @@ impl Record for Checkpoint<'_> {
     const EVENT: &'static str = "log.checkpoint";
 }
 
-fn short<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn short<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&text[..text.floor_char_boundary(MAX_TEXT)])
 }
 
-fn short_option<S: Serializer>(text: &Option<&str>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn short_option<S: Serializer>(
+    text: &Option<&str>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match text {
         Some(text) => short(text, serializer),
         None => serializer.serialize_none(),

@@ -3,3 +3,4 @@
 mod branch_key;
 mod outbox;
 mod server;
+mod statement;

@@ -1,0 +1,99 @@
+//! What is written down about a run's work on its way to a branch, one type per event.
+//!
+//! A step that a crash cut off is taken again, and then recorded again: the outbox says which of them counts.
+#![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
+
+use serde::Serialize;
+
+use super::record::{Record, short, short_option};
+
+/// Written when the work is out of the sandbox, on this machine's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Extracted<'a> {
+    /// The outbox's id of the work.
+    #[serde(serialize_with = "short")]
+    pub relay: &'a str,
+    #[serde(serialize_with = "short")]
+    pub repository: &'a str,
+    #[serde(serialize_with = "short")]
+    pub branch: &'a str,
+    /// What it builds on.
+    #[serde(serialize_with = "short")]
+    pub start: &'a str,
+    /// As the sandbox says, until the next record.
+    #[serde(serialize_with = "short")]
+    pub tree: &'a str,
+    pub commits: u32,
+}
+
+/// Written when the host has looked at it, and decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Judged<'a> {
+    #[serde(serialize_with = "short")]
+    pub relay: &'a str,
+    /// `push`, `review` or `hold`.
+    pub verdict: &'static str,
+    /// The commit that would be pushed.
+    #[serde(serialize_with = "short")]
+    pub head: &'a str,
+    #[serde(serialize_with = "short")]
+    pub tree: &'a str,
+    /// Whose commits they are, and why.
+    pub mode: &'static str,
+    pub files: u64,
+    /// How many rules had something to say.
+    pub reasons: u64,
+}
+
+/// Written when the branch has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Pushed<'a> {
+    #[serde(serialize_with = "short")]
+    pub relay: &'a str,
+    /// Where the branch was; absent where there was none.
+    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
+    pub from: Option<&'a str>,
+    #[serde(serialize_with = "short")]
+    pub to: &'a str,
+    /// It was there already: an earlier attempt had not heard the answer.
+    pub was_there: bool,
+}
+
+/// Written when a pull request says what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PullRequested<'a> {
+    #[serde(serialize_with = "short")]
+    pub relay: &'a str,
+    #[serde(serialize_with = "short")]
+    pub url: &'a str,
+    pub is_new: bool,
+}
+
+/// Written when it is not delivered, and kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Held<'a> {
+    #[serde(serialize_with = "short")]
+    pub relay: &'a str,
+    /// Which kind of reason: never the agent's text.
+    pub code: &'static str,
+}
+
+impl Record for Extracted<'_> {
+    const EVENT: &'static str = "relay.extracted";
+}
+
+impl Record for Judged<'_> {
+    const EVENT: &'static str = "relay.judged";
+}
+
+impl Record for Pushed<'_> {
+    const EVENT: &'static str = "relay.pushed";
+}
+
+impl Record for PullRequested<'_> {
+    const EVENT: &'static str = "relay.pull_requested";
+}
+
+impl Record for Held<'_> {
+    const EVENT: &'static str = "relay.held";
+}
