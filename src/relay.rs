@@ -26,11 +26,13 @@ pub mod lease;
 pub mod mirror;
 pub mod outbox;
 pub mod pull_request;
+pub mod push;
 pub mod quarantine;
 pub mod remote;
 pub mod repository;
 mod sha;
 pub mod statement;
+pub mod work;
 
 use std::io;
 use std::path::PathBuf;
@@ -42,9 +44,11 @@ pub use git::Git;
 pub use judge::{Cleared, Held, Judged, Verdict};
 pub use lease::Lease;
 pub use mirror::{BranchState, Mirror};
+pub use push::Pushed;
 pub use quarantine::Quarantined;
 pub use remote::Remote;
 pub use sha::Sha;
+pub use work::Work;
 
 /// Why the work is not, or not yet, where it should be. It is kept, whatever the reason.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +71,18 @@ pub enum Error {
     Unlike { what: &'static str },
     #[error("what came out cannot come in: {0}")]
     Refused(#[from] quarantine::Refusal),
+    #[error("`{branch}` is not where the run began any more; it is {}", at(*.found))]
+    Moved { branch: Branch, found: Option<Sha> },
+    #[error("the remote does not take it: {why}")]
+    Declined { why: String },
+    #[error("the remote does not let the relay in: {why}")]
+    Denied { why: String },
+    #[error("the remote cannot be reached, which may be tried again: {why}")]
+    Unreachable { why: String },
     #[error(transparent)]
     Git(#[from] git::Error),
+}
+
+fn at(tip: Option<Sha>) -> String {
+    tip.map_or_else(|| "gone".to_owned(), |tip| format!("at {tip}"))
 }

@@ -51,19 +51,21 @@ pub enum Error {
 }
 
 impl Git {
-    /// Looks for git where systems have it, and at its version. `home` is made, where it is missing.
+    /// Takes the first git that is new enough, of where systems have it. `home` is made, where it is missing.
     pub fn find(home: &Path) -> Result<Self, Error> {
-        let unfit = |found: String| Error::Unfit { found };
-        let program = PLACES.map(PathBuf::from).into_iter().find(|place| place.is_file());
-        let program =
-            program.ok_or_else(|| unfit(format!("it is not in {}", PLACES.join(", "))))?;
         fs::create_dir_all(home)?;
-        let git = Self { place: Arc::new(Place { program, home: home.canonicalize()? }) };
-        let said = git.call("version").text()?;
-        match version(&said) {
-            Some(found) if found >= OLDEST => Ok(git),
-            _ => Err(unfit(format!("this is `{}`", said.trim_end()))),
+        let home = home.canonicalize()?;
+        let mut found = vec![];
+        for program in PLACES.map(PathBuf::from).into_iter().filter(|place| place.is_file()) {
+            let git = Self { place: Arc::new(Place { program, home: home.clone() }) };
+            let said = git.call("version").text()?;
+            if version(&said).is_some_and(|version| version >= OLDEST) {
+                return Ok(git);
+            }
+            found.push(format!("`{}` is `{}`", git.place.program.display(), said.trim_end()));
         }
+        found.extend(found.is_empty().then(|| format!("there is none in {}", PLACES.join(", "))));
+        Err(Error::Unfit { found: found.join(", ") })
     }
 
     /// A call of a subcommand; see [`Call`] for what it may be given.
@@ -96,4 +98,4 @@ fn version_text([major, minor, patch]: [u32; 3]) -> String {
 /// The git that all of this was tried with.
 const OLDEST: [u32; 3] = [2, 47, 3];
 
-const PLACES: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
+const PLACES: [&str; 2] = ["/usr/local/bin/git", "/usr/bin/git"];

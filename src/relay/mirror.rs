@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::git::{Call, Git, Limits, is_plain};
+use super::push::unreached;
 use super::{Branch, BranchKey, Error, Lease, Remote, Sha};
 use crate::base::secret::Secret;
 
@@ -118,7 +119,7 @@ impl Mirror {
             Some(said) if said.contains("couldn't find remote ref") => {
                 Error::NoBase { base: base.clone() }
             }
-            _ => error.into(),
+            _ => unreached(error),
         })?;
         let base_tip = self.tip(&base_ref)?;
         let exists = listed.branch.is_some();
@@ -144,7 +145,7 @@ impl Mirror {
         let call = self.call("ls-remote").words(["--symref", "--"]).word(self.remote.url());
         let call = call.words(["HEAD", &branch.to_ref()]);
         let call = call.words(base.map(|base| format!("refs/heads/{base}")));
-        let text = self.remote.admit(call.limits(NETWORK), token).text()?;
+        let text = self.remote.admit(call.limits(NETWORK), token).text().map_err(unreached)?;
         let mut listed = Listed::default();
         for (left, name) in text.lines().filter_map(|line| line.split_once('\t')) {
             match left.strip_prefix("ref: refs/heads/") {

@@ -1,6 +1,8 @@
 //! The git relay, with real git and a real server.
 
 mod branch_key;
+mod delivery;
 mod outbox;
+mod place;
 mod server;
 mod statement;
