@@ -18,6 +18,7 @@ pub mod artifact;
 pub mod branch_key;
 pub mod bundle;
 pub mod credential;
+pub mod deliver;
 pub mod extract;
 pub mod git;
 pub mod github;

@@ -37,14 +37,23 @@ impl Credential {
         }
     }
 
-    /// Says that a token was not accepted. Whether there is hope for another one.
-    pub async fn rejected(&self, repository: &Hosted) -> bool {
-        match self {
-            Self::Token(_) => false,
-            Self::App(app) => {
+    /// Does something with a token; once more with a new one, where an app's was taken back before its time.
+    ///
+    /// # Errors
+    /// As [`Credential::token`], and what `attempt` says.
+    pub async fn with<T>(
+        &self,
+        api: &Api,
+        repository: &Hosted,
+        attempt: impl AsyncFn(Secret) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let first = Box::pin(attempt(self.token(api, repository).await?)).await;
+        match (self, first) {
+            (Self::App(app), Err(Error::Unauthorized(_))) => {
                 app.forget(repository).await;
-                true
+                Box::pin(attempt(self.token(api, repository).await?)).await
             }
+            (_, done) => done,
         }
     }
 }

@@ -47,7 +47,7 @@ pub struct Limits {
 }
 
 /// What the sandbox's git says about the branch. Nothing depends on its being true.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Announced {
     pub tip: Sha,
     pub tree: Sha,

@@ -208,6 +208,12 @@ impl Api {
     }
 }
 
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Api").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
 /// The API's address.
 impl fmt::Display for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -31,6 +31,8 @@ use uuid::Uuid;
 
 pub use job::{Job, Order, Progress, Pull, Step, Verdict, Words};
 
+use super::BranchKey;
+use super::repository::Repository;
 use job::{COLUMNS, millis, read};
 
 /// The rows of one machine.
@@ -97,17 +99,17 @@ impl Outbox {
             named_params! {
                 ":id": Uuid::now_v7().simple().to_string(),
                 ":repository": order.repository.key(),
-                ":key": order.state.branch.key().as_str(),
-                ":run": order.run,
-                ":tree": order.tree.to_string(),
+                ":key": order.branch().key().as_str(),
+                ":run": order.facts.run,
+                ":tree": order.announced.tree.to_string(),
                 ":order": serde_json::to_string(order).expect("an order has string keys"),
                 ":artifacts": order.artifacts.display().to_string(),
                 ":now": now,
             },
         )?;
         let found = "repository = ?1 AND branch_key = ?2 AND run = ?3 AND tree = ?4";
-        let key = order.state.branch.key().as_str();
-        let given = params![order.repository.key(), key, order.run, order.tree.to_string()];
+        let (key, tree) = (order.branch().key().as_str(), order.announced.tree.to_string());
+        let given = params![order.repository.key(), key, order.facts.run, tree];
         Ok(connection.query_row(&select(found), given, read)?)
     }
 
@@ -139,8 +141,8 @@ impl Outbox {
     ///
     /// # Errors
     /// As every call.
-    pub fn pending(&self, order: &Order) -> Result<Vec<Job>, Error> {
-        let (repository, key) = (order.repository.key(), order.state.branch.key().as_str());
+    pub fn pending(&self, repository: &Repository, key: &BranchKey) -> Result<Vec<Job>, Error> {
+        let (repository, key) = (repository.key(), key.as_str());
         let what = format!("{OPEN} AND repository = ?1 AND branch_key = ?2");
         self.select(&what, &[&repository, &key])
     }

@@ -87,19 +87,9 @@ pub async fn publish(
     repository: &Hosted,
     order: &Order,
 ) -> Result<Published, Error> {
-    let attempt = async || {
-        let token = credential.token(api, repository).await?;
-        let desk = Desk { api, token, repository, order };
-        match desk.publish().await {
-            // An app's token can be taken back before its time; a new one may do.
-            Err(Error::Unauthorized(_)) if credential.rejected(repository).await => {
-                let token = credential.token(api, repository).await?;
-                Desk { token, ..desk }.publish().await
-            }
-            published => published,
-        }
-    };
-    Box::pin(api.patience().keep(attempt)).await
+    let attempt = async |token| Desk { api, token, repository, order }.publish().await;
+    let attempts = async || credential.with(api, repository, attempt).await;
+    Box::pin(api.patience().keep(attempts)).await
 }
 
 /// Where one attempt is made.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::judge::Cleared;
 use super::quarantine::Mode;
-use super::{Branch, BranchState, Error, Mirror, Quarantined, Sha, Verdict, git};
+use super::{Branch, BranchState, Error, Lease, Mirror, Quarantined, Sha, Verdict, git};
 use crate::base::secret::Secret;
 
 /// The branch is at the work.
@@ -28,6 +28,10 @@ impl Cleared {
     /// What will be pushed.
     pub fn work(&self) -> &Quarantined {
         &self.quarantined
+    }
+
+    pub(super) fn lease(&self) -> &Lease {
+        &self.quarantined.lease
     }
 
     /// Pushes the work. Doing it again, after the whole way again, is harmless: it comes to the same commit.

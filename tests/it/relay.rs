@@ -1,6 +1,7 @@
 //! The git relay, with real git and a real server.
 
 mod branch_key;
+mod deliver;
 mod delivery;
 mod outbox;
 mod place;

@@ -8,8 +8,10 @@ use rusqlite::Row;
 use rusqlite::types::Type;
 use serde::{Deserialize, Serialize};
 
+use crate::relay::extract::Announced;
 use crate::relay::repository::Repository;
-use crate::relay::{BranchState, Sha};
+use crate::relay::statement::Facts;
+use crate::relay::{Branch, BranchState, Sha, judge};
 
 /// What is to be delivered, and where: all that is known once the work has come out of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,11 +19,9 @@ pub struct Order {
     pub repository: Repository,
     /// Where the branch stood when the run began.
     pub state: BranchState,
-    pub run: String,
-    #[serde(default)]
-    pub agent: String,
     /// What was announced inside the sandbox, and is proved on the way.
-    pub tree: Sha,
+    pub announced: Announced,
+    pub facts: Facts,
     /// Where what came out lies.
     pub artifacts: PathBuf,
     /// What is to stand on the pull request, if there is to be one.
@@ -166,6 +166,23 @@ impl Verdict {
 
     fn parse(text: &str) -> Option<Self> {
         [Self::Push, Self::Review, Self::Hold].into_iter().find(|one| one.as_str() == text)
+    }
+}
+
+/// Without its reasons, which are made anew from the work.
+impl From<&judge::Verdict> for Verdict {
+    fn from(verdict: &judge::Verdict) -> Self {
+        match verdict {
+            judge::Verdict::Push => Self::Push,
+            judge::Verdict::Review(_) => Self::Review,
+            judge::Verdict::Hold(_) => Self::Hold,
+        }
+    }
+}
+
+impl Order {
+    pub fn branch(&self) -> &Branch {
+        &self.state.branch
     }
 }
 

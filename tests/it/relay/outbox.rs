@@ -7,9 +7,11 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use cogni_gateway::relay::extract::Announced;
 use cogni_gateway::relay::outbox::{
     Error, Job, Order, Outbox, Progress, Pull, Step, Verdict, Words,
 };
+use cogni_gateway::relay::statement::Facts;
 use cogni_gateway::relay::{Branch, BranchKey, BranchState, Sha};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -42,7 +44,7 @@ fn the_same_work_is_the_same_row() {
     let moved = outbox.advance(&first, quarantined()).unwrap();
     assert_eq!(outbox.add(&order("run-1")).unwrap(), moved);
     assert_ne!(outbox.add(&order("run-2")).unwrap().id, first.id);
-    assert_ne!(outbox.add(&Order { tree: sha("other"), ..order("run-1") }).unwrap().id, first.id);
+    assert_ne!(outbox.add(&with_tree("other")).unwrap().id, first.id);
 }
 
 /// L7: no step can be left out, and none is taken back.
@@ -115,7 +117,7 @@ fn what_is_left_for_later_is_due_then() {
     assert!(error.len() == 500 && !error.contains('\n'));
     let due = |after| outbox.due(SystemTime::now() + Duration::from_mins(after)).unwrap().len();
     assert_eq!([due(0), due(11)], [0, 1]);
-    assert_eq!(outbox.pending(&order("run-2")).unwrap().len(), 1);
+    assert_eq!(pending(&outbox).unwrap().len(), 1);
 
     let job = outbox.get(&job.id).unwrap();
     let held = outbox.advance(&job, Progress::Held { why: "a workflow".to_owned() }).unwrap();
@@ -211,7 +213,7 @@ impl Process<'_> {
             Step::Pushed => {
                 if self.world.pulls.is_empty() {
                     self.alive()?;
-                    self.world.pulls.insert(1, job.order.run.clone());
+                    self.world.pulls.insert(1, job.order.facts.run.clone());
                 }
                 let number = 1;
                 Progress::PullRequested(Pull { number, url: format!("https://x/{number}") })
@@ -224,6 +226,17 @@ impl Process<'_> {
         self.fuel = self.fuel.checked_sub(1).ok_or(Killed)?;
         Ok(())
     }
+}
+
+fn with_tree(tree: &str) -> Order {
+    let mut order = order("run-1");
+    order.announced.tree = sha(tree);
+    order
+}
+
+fn pending(outbox: &Outbox) -> Result<Vec<Job>, Error> {
+    let order = order("run-2");
+    outbox.pending(&order.repository, order.branch().key())
 }
 
 fn open(place: &TempDir) -> Outbox {
@@ -245,9 +258,14 @@ fn order(run: &str) -> Order {
     Order {
         repository: "https://github.com/acme/site".parse().unwrap(),
         state,
-        run: run.to_owned(),
-        agent: "coder".to_owned(),
-        tree: sha("tree"),
+        announced: Announced {
+            tip: sha("tip"),
+            tree: sha("tree"),
+            commits: 1,
+            merges: 0,
+            head: None,
+        },
+        facts: Facts { run: run.to_owned(), agent: "coder".to_owned(), ..Facts::default() },
         artifacts: Path::new("/somewhere").join(run),
         pull_request: Some(Words { title: "A title".to_owned(), body: "Words".to_owned() }),
     }

@@ -1,0 +1,96 @@
+//! The half that git does: from what came out of the sandbox to the branch. All of it blocks.
+
+use super::Relay;
+use super::stop::Stop;
+use crate::base::secret::Secret;
+use crate::relay::outbox::{Job, Progress, Step, Verdict};
+use crate::relay::quarantine::{Provenance, Quarantined};
+use crate::relay::{Artifacts, Bundle, Error, Judged, Lease, Sha};
+
+impl Relay {
+    /// Takes the work into quarantine and looks at it. A row that has been here before comes to the same.
+    ///
+    /// The token that it is delivered with is one of the secrets that must not be in it.
+    pub(super) fn judge(
+        &self,
+        mut job: Job,
+        lease: &Lease,
+        token: Option<Secret>,
+    ) -> Result<(Job, Judged), Stop> {
+        let work = self.quarantine(&job, lease)?;
+        let head = work.tip();
+        if job.head.is_some_and(|before| before != head) {
+            return Err(Stop::failed("the same work has come to another commit than before"));
+        }
+        if job.step == Step::Extracted {
+            job = self.outbox.advance(&job, Progress::Quarantined { head })?;
+        }
+        let known: Vec<_> = self.settings.known.iter().cloned().chain(token).collect();
+        let judged = work.judge(&self.settings.judge.policy, &known)?;
+        if job.step == Step::Quarantined {
+            let verdict = Verdict::from(judged.verdict());
+            job = self.outbox.advance(&job, Progress::Judged(verdict))?;
+        }
+        Ok((job, judged))
+    }
+
+    fn quarantine(&self, job: &Job, lease: &Lease) -> Result<Quarantined, Stop> {
+        let order = &job.order;
+        let artifacts = Artifacts::create(&order.artifacts)?;
+        let facts = &order.facts;
+        let provenance = Provenance {
+            committer: self.settings.committer.clone(),
+            run: facts.run.clone(),
+            agent: Some(facts.agent.clone()).filter(|agent| !agent.is_empty()),
+        };
+        let mirror = self.mirror(&order.repository)?;
+        let bundle =
+            Bundle::open(&artifacts.bundle(), order.state.clone(), order.announced.clone())?;
+        let work = bundle.admit(&mirror, lease, &self.settings.judge.quarantine)?;
+        Ok(work.replay(&artifacts.patches(), &provenance)?)
+    }
+
+    /// Moves the branch, if that is what was decided. Whether it had been moved already.
+    pub(super) fn move_branch(
+        &self,
+        job: &Job,
+        judged: Judged,
+        token: Option<&Secret>,
+    ) -> Result<(Job, bool), Stop> {
+        let cleared = match judged.cleared() {
+            Ok(cleared) => cleared,
+            Err(held) => {
+                let reasons: Vec<_> = held.reasons.iter().map(ToString::to_string).collect();
+                return Err(Stop::held("policy", reasons.join("; ")));
+            }
+        };
+        let (head, lease) = (cleared.work().tip(), cleared.lease().clone());
+        let was_there = match cleared.push(token) {
+            Ok(pushed) => pushed.was_there,
+            // Somebody may have gone on from there, while we had not heard that it was done.
+            Err(Error::Moved { found: Some(found), .. })
+                if self.contains(job, &lease, token, (head, found))? =>
+            {
+                true
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok((self.outbox.advance(job, Progress::Pushed)?, was_there))
+    }
+
+    /// Whether the remote's branch has the work, and more.
+    fn contains(
+        &self,
+        job: &Job,
+        lease: &Lease,
+        token: Option<&Secret>,
+        (head, found): (Sha, Sha),
+    ) -> Result<bool, Stop> {
+        let mirror = self.mirror(&job.order.repository)?;
+        mirror.ensure_branch(lease, Some(&job.order.state.base), token)?;
+        let words = [head.to_string(), found.to_string()];
+        let ancestor = mirror.call("merge-base").word("--is-ancestor").words(words);
+        // Where the work never arrived, git does not know the commit.
+        Ok(ancestor.is_so().unwrap_or(false))
+    }
+}

@@ -1,0 +1,117 @@
+//! The statement beside the commit: a git note, on a ref that is only for those.
+//!
+//! **Invariant:** what other machines have noted stays: the ref moves forwards only, from where it was found.
+
+use super::{Error, Relay};
+use crate::base::secret::Secret;
+use crate::relay::git::{Call, Input};
+use crate::relay::outbox::{Job, Verdict};
+use crate::relay::statement::Statement;
+use crate::relay::{Mirror, Sha, git};
+
+impl Relay {
+    /// Puts the statement where it is not yet.
+    pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<(), Error> {
+        let Some(head) = job.head else { return Ok(()) };
+        let note = statement(job, head).sign(&self.settings.key);
+        let mirror = self.mirror(&job.order.repository)?;
+        let own = format!("refs/notes/relay/{}", job.order.branch().key());
+        let desk = Desk { mirror: &mirror, own: &own, committer: &self.settings.committer, token };
+        for _ in 0..ATTEMPTS {
+            if desk.put(head, &note).map_err(crate::relay::Error::from)? {
+                return Ok(());
+            }
+        }
+        Err(crate::relay::Error::Declined { why: "others keep writing notes".to_owned() }.into())
+    }
+}
+
+fn statement(job: &Job, head: Sha) -> Statement {
+    let order = &job.order;
+    let is_agents = head == order.announced.tip;
+    Statement {
+        facts: order.facts.clone(),
+        repository: order.repository.key(),
+        branch: order.branch().to_string(),
+        base: order.state.start,
+        head,
+        tree: order.announced.tree,
+        verdict: job.verdict.map(Verdict::as_str).unwrap_or_default().to_owned(),
+        mode: if is_agents { "exact" } else { "replayed" }.to_owned(),
+    }
+}
+
+/// Where one note is written.
+struct Desk<'a> {
+    mirror: &'a Mirror,
+    /// Where the notes are while one is added; each branch has a place of its own.
+    own: &'a str,
+    committer: &'a str,
+    token: Option<&'a Secret>,
+}
+
+impl Desk<'_> {
+    /// Adds the note to those of the remote. Whether it is there now; otherwise somebody else was faster.
+    fn put(&self, head: Sha, note: &str) -> Result<bool, git::Error> {
+        let before = self.fetch()?;
+        if before.is_some() && self.read(head)?.as_deref() == Some(note) {
+            return Ok(true);
+        }
+        let words = ["add", "--force", "--file=-", "--no-stripspace", &head.to_string()];
+        self.notes().words(words).input(Input::Bytes(note.as_bytes().to_vec())).done()?;
+        let before = before.map(|sha| sha.to_string()).unwrap_or_default();
+        let lease = format!("--force-with-lease={NOTES}:{before}");
+        let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];
+        let call = self.mirror.call("push").words(words).word(self.mirror.remote().url());
+        let call = call.word(format!("{}:{NOTES}", self.own));
+        let (said, ended) = self.mirror.remote().admit(call, self.token).told()?;
+        match ended {
+            Ok(()) => Ok(true),
+            Err(_) if said.contains("stale info") || said.contains("fetch first") => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Brings the remote's notes to our place; `None` where it has none.
+    fn fetch(&self) -> Result<Option<Sha>, git::Error> {
+        let url = self.mirror.remote().url();
+        let list = self.mirror.call("ls-remote").word("--").word(url).word(NOTES);
+        let listed = self.mirror.remote().admit(list, self.token).text()?;
+        let tip = listed.split('\t').next().and_then(|name| Sha::parse(name.as_bytes()));
+        if tip.is_none() {
+            self.mirror.call("update-ref").words(["-d", self.own]).done()?;
+            return Ok(None);
+        }
+        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--", url];
+        let call = self.mirror.call("fetch").words(words).word(format!("+{NOTES}:{}", self.own));
+        self.mirror.remote().admit(call, self.token).done()?;
+        // What is pushed builds on what was fetched, which may be newer than what was listed.
+        let tip = self.mirror.call("rev-parse").words(["--verify", self.own]).text()?;
+        Ok(Sha::parse(tip.trim_end().as_bytes()))
+    }
+
+    fn read(&self, head: Sha) -> Result<Option<String>, git::Error> {
+        match self.notes().words(["show", &head.to_string()]).text() {
+            Ok(note) => Ok(Some(note)),
+            Err(git::Error::Failed { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn notes(&self) -> Call<'_> {
+        let (name, email) = self.committer.split_once(" <").unwrap_or((self.committer, ""));
+        let email = email.trim_end_matches('>');
+        self.mirror
+            .call("notes")
+            .variable("GIT_NOTES_REF", self.own)
+            .variable("GIT_AUTHOR_NAME", name)
+            .variable("GIT_AUTHOR_EMAIL", email)
+            .variable("GIT_COMMITTER_NAME", name)
+            .variable("GIT_COMMITTER_EMAIL", email)
+    }
+}
+
+const NOTES: &str = "refs/notes/cogni";
+
+/// Each time somebody else's was added; few machines write to one repository.
+const ATTEMPTS: u32 = 8;

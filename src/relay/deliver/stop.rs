@@ -1,0 +1,114 @@
+//! Why a row goes no further now, and what becomes of it.
+
+use std::time::Duration;
+
+use super::{Error, WAIT};
+use crate::relay;
+use crate::relay::github;
+use crate::relay::outbox::{self, Job, Outbox, Progress};
+
+/// An end, or a pause.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// People have to look at the work.
+    Held { code: &'static str, why: String },
+    /// It will not work, until somebody changes something and asks again.
+    Failed { why: String },
+    /// It may work later by itself.
+    Later { after: Duration, why: String },
+    /// Nothing can be written down.
+    Outbox(outbox::Error),
+}
+
+impl Stop {
+    pub(super) fn held(code: &'static str, why: String) -> Self {
+        Self::Held { code, why }
+    }
+
+    pub(super) fn failed(why: &str) -> Self {
+        Self::Failed { why: why.to_owned() }
+    }
+
+    fn later(why: String) -> Self {
+        Self::Later { after: Duration::ZERO, why }
+    }
+
+    /// For the audit: of an end, which one.
+    pub(super) fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::Held { code, .. } => Some(code),
+            Self::Failed { .. } => Some("failed"),
+            Self::Later { .. } | Self::Outbox(_) => None,
+        }
+    }
+
+    pub(super) fn write(self, outbox: &Outbox, job: &Job) -> Result<(), Error> {
+        match self {
+            Self::Held { why, .. } => outbox.advance(job, Progress::Held { why })?,
+            Self::Later { why, .. } if job.attempts >= ATTEMPTS => {
+                outbox.advance(job, Progress::Failed { why })?
+            }
+            Self::Later { after, why } => {
+                let wait = WAIT.saturating_mul(1 << job.attempts.min(10)).min(LONGEST);
+                outbox.postpone(job, after.max(wait), &why)?
+            }
+            Self::Failed { why } => outbox.advance(job, Progress::Failed { why })?,
+            Self::Outbox(error) => return Err(error.into()),
+        };
+        Ok(())
+    }
+}
+
+impl From<relay::Error> for Stop {
+    fn from(error: relay::Error) -> Self {
+        use relay::Error as E;
+        let why = error.to_string();
+        match error {
+            E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } => Self::later(why),
+            E::Moved { .. } => Self::held("moved", why),
+            E::Declined { .. } => Self::held("declined", why),
+            E::Refused(_) | E::Bundle(_) | E::Unlike { .. } | E::TooMuch { .. } => {
+                Self::held("refused", why)
+            }
+            _ => Self::Failed { why },
+        }
+    }
+}
+
+impl From<github::Error> for Stop {
+    fn from(error: github::Error) -> Self {
+        let why = error.to_string();
+        match error.later() {
+            Some(after) => Self::Later { after, why },
+            None => Self::Failed { why },
+        }
+    }
+}
+
+impl From<outbox::Error> for Stop {
+    fn from(error: outbox::Error) -> Self {
+        Self::Outbox(error)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Outbox(error) => error.into(),
+            Error::Relay(error) => error.into(),
+            Error::GitHub(error) => error.into(),
+            error @ (Error::Remote(_) | Error::Ended(_)) => Self::Failed { why: error.to_string() },
+        }
+    }
+}
+
+impl From<tokio::task::JoinError> for Stop {
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::Failed { why: error.to_string() }
+    }
+}
+
+/// Some two days, at the longest wait.
+const ATTEMPTS: u32 = 50;
+
+const LONGEST: Duration = Duration::from_hours(1);
