@@ -4,6 +4,7 @@
 //! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
 //! gone by then; what a killed process leaves is taken away by [`sweep`], which the next run begins with.
 
+pub mod delivery;
 mod directory;
 mod result;
 pub mod sweep;

@@ -22,7 +22,8 @@ use super::github::{self, Api};
 use super::outbox::{Job, Order, Outbox, Progress, Pull, Step, Verdict};
 use super::repository::{Hosted, Repository};
 use super::{
-    Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Remote, Sha, judge, pull_request,
+    Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Remote, Sha, extract, judge,
+    pull_request,
 };
 use crate::audit::{Log, SigningKey, relay as record};
 use crate::base::secret::Secret;
@@ -111,6 +112,16 @@ impl Relay {
 
     pub fn outbox(&self) -> &Outbox {
         &self.outbox
+    }
+
+    /// This machine's git, for whoever takes work out of a workspace with it.
+    pub fn git(&self) -> &Git {
+        &self.git
+    }
+
+    /// What may come out of a sandbox.
+    pub fn limits(&self) -> &extract::Limits {
+        &self.settings.judge.extract
     }
 
     /// Makes a branch a run's, or says that another run has it. What an earlier run left undelivered there is delivered

@@ -68,6 +68,11 @@ impl Git {
         Err(Error::Unfit { found: found.join(", ") })
     }
 
+    /// Where it is on this machine.
+    pub fn program(&self) -> &Path {
+        &self.place.program
+    }
+
     /// A call of a subcommand; see [`Call`] for what it may be given.
     pub fn call(&self, subcommand: &'static str) -> Call<'_> {
         Call::new(&self.place, subcommand)

@@ -16,6 +16,8 @@ pub struct Output<W> {
     pub stderr: Capture,
     /// `None` once nobody listens any more.
     live: Option<W>,
+    /// The one stream that is listened to, where it is not both.
+    only: Option<Stream>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +49,13 @@ pub struct Captured {
 impl<W: AsyncWrite + Unpin> Output<W> {
     /// `limit` is for each stream, in bytes; `live` is given what both print, as it comes.
     pub fn new(limit: usize, live: W) -> Self {
-        Self { stdout: Capture::new(limit), stderr: Capture::new(limit), live: Some(live) }
+        let (stdout, stderr) = (Capture::new(limit), Capture::new(limit));
+        Self { stdout, stderr, live: Some(live), only: None }
+    }
+
+    /// As [`new`](Self::new), for somebody who listens to one of the two.
+    pub fn of(stream: Stream, limit: usize, live: W) -> Self {
+        Self { only: Some(stream), ..Self::new(limit, live) }
     }
 
     /// Takes what one stream has printed. A listener that cannot be written to is not asked again.
@@ -56,7 +64,8 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             Stream::Stdout => self.stdout.push(chunk),
             Stream::Stderr => self.stderr.push(chunk),
         }
-        if let Some(live) = &mut self.live
+        if self.only.is_none_or(|only| only == stream)
+            && let Some(live) = &mut self.live
             && (live.write_all(chunk).await.is_err() || live.flush().await.is_err())
         {
             self.live = None;

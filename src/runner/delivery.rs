@@ -1,0 +1,167 @@
+//! A run's way to a branch: its workspace is filled before the agent comes, and what it has committed is taken out and
+//! delivered when its processes are gone.
+//!
+//! The taking out is done by a sandbox of its own, which has the workspace read-only and nothing of the agent's
+//! running in it. Nothing that has gone wrong here changes how the run itself has ended.
+
+mod extractor;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::audit::Log;
+use crate::relay::deliver::{Begun, Delivered, Relay};
+use crate::relay::extract::{Announced, Commands};
+use crate::relay::mirror::{Author, Owner};
+use crate::relay::outbox;
+use crate::relay::repository::Repository;
+use crate::relay::statement::Facts;
+use crate::relay::{Branch, BranchKey};
+use crate::run::Run;
+use crate::sandbox::spec::{GID, UID};
+use crate::sandbox::{self, Driver};
+
+use extractor::Extractor;
+
+/// A branch that the run's work is for. It is the run's for as long as this lives.
+#[derive(Clone)]
+pub struct Target {
+    relay: Arc<Relay>,
+    repository: Repository,
+    begun: Begun,
+    /// Whether there is to be a pull request, too.
+    wants_pull_request: bool,
+    /// Who the commits are by.
+    agent: String,
+}
+
+/// What has become of the work, as the result tells it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Relayed {
+    Delivered(Delivered),
+    /// There was nothing to deliver, or it did not come out.
+    Not {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        branch: Option<Branch>,
+        why: String,
+    },
+}
+
+impl Target {
+    /// Makes the branch the run's, and finds out where it stands.
+    ///
+    /// # Errors
+    /// Another run has the branch, or the remote cannot be asked.
+    pub async fn begin(
+        relay: Arc<Relay>,
+        repository: Repository,
+        key: &BranchKey,
+        base: Option<&str>,
+    ) -> anyhow::Result<Self> {
+        let begun = Box::pin(relay.begin(&repository, key, base)).await?;
+        let agent = "agent".to_owned();
+        Ok(Self { relay, repository, begun, wants_pull_request: false, agent })
+    }
+
+    /// With a pull request, once the run is over and was ok.
+    #[must_use]
+    pub fn with_pull_request(self, wanted: bool) -> Self {
+        Self { wants_pull_request: wanted, ..self }
+    }
+
+    /// Whose the commits are, where the agent does not say otherwise.
+    #[must_use]
+    pub fn by(self, agent: &str) -> Self {
+        Self { agent: agent.to_owned(), ..self }
+    }
+
+    /// Fills the workspace, which is made here. Blocks.
+    pub(super) fn feed(&self, workspace: &Path) -> anyhow::Result<()> {
+        let Begun { mirror, lease, state } = &self.begun;
+        let owner = Owner { uid: UID, gid: GID };
+        let author = Author { name: self.agent.clone(), email: format!("{}@sandbox", self.agent) };
+        let fed = mirror.feed(lease, state, workspace, (owner, &author));
+        fed.with_context(|| format!("the workspace for `{}` cannot be filled", state.branch))
+    }
+
+    /// Takes the work out and delivers it, as far as that can be done now.
+    pub(super) async fn deliver(
+        &self,
+        driver: &Driver,
+        (order, workspace): (&sandbox::Order, &Path),
+        ended: &Ended<'_>,
+    ) -> Relayed {
+        let extractor = Extractor::new(driver, order, workspace, self.relay.git());
+        let branch = Some(self.begun.state.branch.clone());
+        match Box::pin(self.try_deliver(&extractor, ended)).await {
+            Ok(Some(delivered)) => Relayed::Delivered(delivered),
+            Ok(None) => Relayed::Not { branch, why: "nothing was committed".to_owned() },
+            Err(error) => {
+                tracing::error!(run = ended.run.identity.run, "cannot relay: {error:#}");
+                Relayed::Not { branch, why: format!("{error:#}") }
+            }
+        }
+    }
+
+    async fn try_deliver(
+        &self,
+        extractor: &Extractor,
+        ended: &Ended<'_>,
+    ) -> anyhow::Result<Option<Delivered>> {
+        let Begun { lease, state, .. } = &self.begun;
+        let commands = Commands::new(state, sandbox::spec::WORKSPACE, self.relay.limits());
+        let artifacts = self.relay.artifacts()?;
+        let facts = extractor.answer(&artifacts, &commands.facts).await?;
+        let Some(announced) = Announced::parse(&facts)? else {
+            artifacts.discard()?;
+            return Ok(None);
+        };
+        // A `HEAD` that names nothing is no failure.
+        let head = extractor.answer(&artifacts, &commands.head).await.unwrap_or_default();
+        extractor.fill(&artifacts, &artifacts.patches(), &commands.patches).await?;
+        extractor.fill(&artifacts, &artifacts.bundle(), &commands.bundle).await?;
+        let order = outbox::Order {
+            repository: self.repository.clone(),
+            state: state.clone(),
+            announced: announced.with_head(&head),
+            facts: Facts {
+                run: ended.run.identity.run.clone(),
+                agent: self.agent.clone(),
+                image: ended.image.to_owned(),
+                policy: ended.policy.to_owned(),
+                spent: ended.run.ledger.spent(),
+            },
+            artifacts: artifacts.directory().to_owned(),
+            pull_request: (self.wants_pull_request && ended.is_ok).then(|| ended.words.clone()),
+        };
+        Ok(Some(self.relay.deliver(order, lease, ended.audit()).await?))
+    }
+}
+
+/// What the work comes from.
+pub(super) struct Ended<'a> {
+    pub(super) run: &'a Run,
+    pub(super) image: &'a str,
+    pub(super) policy: &'a str,
+    /// Only then somebody is asked to look at it.
+    pub(super) is_ok: bool,
+    pub(super) words: outbox::Words,
+}
+
+impl Ended<'_> {
+    fn audit(&self) -> &Log {
+        &self.run.audit
+    }
+}
+
+impl Relayed {
+    /// Why a run with a repository has no branch.
+    pub fn skipped() -> Self {
+        let why = "it has no branch: give `--branch-key` or `--work-item`";
+        Self::Not { branch: None, why: why.to_owned() }
+    }
+}
