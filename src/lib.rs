@@ -15,6 +15,7 @@ pub mod audit;
 pub mod base;
 pub mod body;
 pub mod budget;
+pub mod catalog;
 pub mod cli;
 pub mod config;
 pub mod forge;

@@ -4,8 +4,11 @@
 //! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
 //! gone by then; what a killed process leaves is taken away by [`sweep`], which the next run begins with.
 
+mod agent;
+mod conversation;
 pub mod delivery;
 mod directory;
+mod request;
 mod result;
 pub mod sweep;
 
@@ -23,6 +26,8 @@ use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Stamp, UID};
 use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, host_path};
 
+pub use agent::{Agent, Envelope};
+pub use request::{Host, Llm, MODEL, Maker, Request};
 pub use result::{ErrorCode, RunResult, Timings};
 
 use directory::Directory;
@@ -36,6 +41,8 @@ pub struct Order {
     pub config: Config,
     /// The run's sandbox. Its run id and socket are those of the gateway.
     pub spec: RunSpec,
+    /// The agent of the catalog that the sandbox is for, if it is for one.
+    pub agent: Option<Agent>,
     /// What the sandbox is given of this machine has to be below one of these.
     pub roots: Vec<PathBuf>,
     /// Where runs have their directories.
@@ -68,6 +75,7 @@ pub struct Prepared {
     driver: Driver,
     sandbox: sandbox::Order,
     directory: Directory,
+    is_agent: bool,
 }
 
 impl Prepared {
@@ -77,7 +85,7 @@ impl Prepared {
     /// # Errors
     /// What is wrong with the order, or cannot be bound or opened.
     pub fn new(order: Order) -> anyhow::Result<Self> {
-        let Order { mut config, mut spec, roots, run_dir, driver, grace } = order;
+        let Order { mut config, mut spec, agent, roots, run_dir, driver, grace } = order;
         spec.check()?;
         driver.check(&spec)?;
         host_path::check(&spec, &roots)?;
@@ -85,6 +93,9 @@ impl Prepared {
         let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
         spec.run.clone_from(&config.identity.run);
         spec.socket_dir = directory.socket_dir();
+        if let Some(agent) = &agent {
+            agent.prepare(&mut spec, &directory)?;
+        }
         config.listen.socket_path = spec.socket_dir.join("llm.sock");
         // Whoever may give files away gives the socket to the agent. Others open it to all, behind a directory that
         // only they can enter.
@@ -97,12 +108,12 @@ impl Prepared {
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: directory.parent(), deadline };
         let sandbox = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
-        Ok(Self { app, driver, sandbox, directory })
+        Ok(Self { app, driver, sandbox, directory, is_agent: agent.is_some() })
     }
 
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
-        let Self { app, driver, sandbox, directory } = self;
+        let Self { app, driver, sandbox, directory, is_agent } = self;
         let begun = Instant::now();
         let run = app.runs().list().pop().expect("an app on a socket has one run");
         let limits = sandbox.spec.limits;
@@ -137,6 +148,7 @@ impl Prepared {
             served,
             stdout: output.stdout.finish(),
             stderr: output.stderr.finish(),
+            is_agent,
             is_exhausted: run.ledger.exhausted().is_cancelled(),
             is_denied: run.ledger.is_denied(),
             elapsed: begun.elapsed(),

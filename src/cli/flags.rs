@@ -28,6 +28,19 @@ pub fn read(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Config> {
+    read_with(settings, matches, variable, |_| ())
+}
+
+/// The same, with something that is said between the file and the environment.
+///
+/// # Errors
+/// A file cannot be read, or a value is wrong.
+pub fn read_with(
+    settings: impl Iterator<Item = &'static Setting>,
+    matches: &ArgMatches,
+    variable: impl Fn(&str) -> Option<String>,
+    between: impl FnOnce(&mut Config),
+) -> anyhow::Result<Config> {
     let file = matches
         .get_one("CONFIG")
         .cloned()
@@ -35,6 +48,7 @@ pub fn read(
         .filter(|file: &String| !file.is_empty());
     let mut config =
         file.map_or_else(|| Ok(Config::default()), |file| Config::read(Path::new(&file)))?;
+    between(&mut config);
     for setting in settings {
         let given = setting.find(matches.get_one(setting.name).cloned(), &variable)?;
         setting.apply(&mut config, &given.unwrap_or_default())?;

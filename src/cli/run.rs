@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{ArgMatches, Command, FromArgMatches, ValueEnum};
+use clap::{ArgMatches, Command, FromArgMatches};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -17,16 +17,15 @@ use uuid::Uuid;
 use super::flags;
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
-use crate::runner::{Order, Prepared, RunResult};
-use crate::sandbox::spec::{Access, Limits, Root, Workspace};
-use crate::sandbox::{self, RunSpec, embedded};
+use crate::runner::{Host, Llm, MODEL, Maker, Order, Prepared, Request, RunResult};
+use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
 
 /// The command and its flags: its own, and one for each setting of the gateway.
 pub fn command() -> Command {
     <Args as clap::Args>::augment_args(
         Command::new("run")
-            .about("Run one program in a sandbox, with the gateway as its only way out")
-            .override_usage("cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]...")
+            .about("Run one program or agent in a sandbox, with the gateway as its only way out")
+            .override_usage(USAGE)
             .after_help(EXAMPLE)
             .args(flags::of(settings())),
     )
@@ -34,6 +33,22 @@ pub fn command() -> Command {
 
 #[derive(Debug, clap::Args)]
 struct Args {
+    /// A file that says what to run; what is given beside it wins
+    #[arg(long, value_name = "FILE")]
+    spec: Option<PathBuf>,
+
+    /// An agent of the catalog, in place of a program: `sandbox:agent`
+    #[arg(long, value_name = "NAME", conflicts_with = "argv")]
+    agent: Option<String>,
+
+    /// What the agent is to answer; `-` reads it from standard input
+    #[arg(long, value_name = "TEXT")]
+    message: Option<String>,
+
+    /// The model's name; the program finds it in `COGNI_MODEL`
+    #[arg(long, value_name = "NAME", env = MODEL)]
+    model: Option<String>,
+
     /// The image, by name or id; it has to be on this machine
     #[arg(long, env = "COGNI_IMAGE")]
     image: Option<String>,
@@ -42,9 +57,10 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     rootfs: Option<PathBuf>,
 
-    /// Who makes the sandbox
-    #[arg(long, value_enum, default_value_t = Driver::Auto, env = "COGNI_DRIVER")]
-    driver: Driver,
+    /// Who makes the sandbox: `docker`, `embedded`, which needs nothing else installed, or `auto`, which is Docker where
+    /// there is an image [default: auto]
+    #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
+    driver: Option<Maker>,
 
     /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
     #[arg(long)]
@@ -62,29 +78,29 @@ struct Args {
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
 
-    /// When the sandbox is ended
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
-    max_runtime: Duration,
+    /// When the sandbox is ended [default: 10m]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_runtime: Option<Duration>,
 
-    /// Memory, files in memory included
-    #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = size)]
-    max_memory: u64,
+    /// Memory, files in memory included [default: 512m]
+    #[arg(long, value_name = "SIZE")]
+    max_memory: Option<Size>,
 
-    /// Processes and threads
-    #[arg(long, value_name = "COUNT", default_value_t = Limits::default().pids)]
-    pids: u32,
+    /// Processes and threads [default: 256]
+    #[arg(long, value_name = "COUNT")]
+    pids: Option<u32>,
 
-    /// Processors
-    #[arg(long, value_name = "COUNT", default_value_t = Limits::default().cpus)]
-    cpus: f64,
+    /// Processors [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    cpus: Option<f64>,
 
-    /// What the result keeps of each of stdout and stderr
-    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = size)]
-    max_output: u64,
+    /// What the result keeps of each of stdout and stderr [default: 1m]
+    #[arg(long, value_name = "SIZE")]
+    max_output: Option<Size>,
 
-    /// Between SIGTERM and SIGKILL
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
-    grace: Duration,
+    /// Between SIGTERM and SIGKILL [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    grace: Option<Duration>,
 
     /// The sandbox's first process, or `none` [default: cogni-init beside this program]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
@@ -94,7 +110,7 @@ struct Args {
     places: Places,
 
     /// The program and its arguments, executed as they stand
-    #[arg(last = true, required = true)]
+    #[arg(last = true)]
     argv: Vec<String>,
 }
 
@@ -113,16 +129,6 @@ pub(super) struct Places {
     /// Where runs have their directories
     #[arg(long, value_name = "DIR", env = "COGNI_RUN_DIR", default_value = "/run/cogni")]
     pub(super) run_dir: PathBuf,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Driver {
-    /// Docker Engine where there is an image, else we ourselves
-    Auto,
-    /// Docker Engine
-    Docker,
-    /// We ourselves, with nothing else installed
-    Embedded,
 }
 
 /// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not.
@@ -165,51 +171,52 @@ pub fn order(
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Order> {
     let args = Args::from_arg_matches(matches)?;
-    let config = configure(matches, variable)?;
-    let root = root(args.image, args.rootfs)?;
-    let Places { docker_socket, run_dir } = args.places;
-    let is_docker = match args.driver {
-        Driver::Auto => matches!(root, Root::Image(_)),
-        Driver::Docker => true,
-        Driver::Embedded => false,
+    let host = Host {
+        docker_socket: args.places.docker_socket.clone(),
+        run_dir: args.places.run_dir.clone(),
+        init: init(args.init.clone())?,
     };
-    let driver = if is_docker {
-        sandbox::Driver::Docker { socket: docker_socket }
-    } else {
-        sandbox::Driver::Embedded(embedded::Settings {
-            may_be_unlimited: args.allow_unlimited,
-            ..embedded::Settings::default()
+    let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
+    let request = args.request()?.over(file);
+    let config = configure(matches, variable, &request)?;
+    request.order(config, host)
+}
+
+impl Args {
+    fn request(self) -> anyhow::Result<Request> {
+        Ok(Request {
+            agent: self.agent,
+            message: self.message.map(message).transpose()?,
+            driver: self.driver,
+            allow_unlimited: self.allow_unlimited.then_some(true),
+            image: self.image,
+            rootfs: self.rootfs,
+            argv: self.argv,
+            env: self.env.into_iter().collect(),
+            limits: Wanted {
+                max_runtime: self.max_runtime,
+                max_memory: self.max_memory,
+                pids: self.pids,
+                cpus: self.cpus,
+                max_output: self.max_output,
+            },
+            workspace: self.workspace.as_deref().map(workspace),
+            roots: self.root,
+            grace: self.grace,
+            llm: Llm { model: self.model, ..Llm::default() },
+            ..Request::default()
         })
-    };
-    let here = env::current_dir().context("the current directory is gone")?;
-    let spec = RunSpec {
-        run: config.identity.run.clone(),
-        root,
-        argv: args.argv,
-        env: args.env.into_iter().collect(),
-        limits: Limits {
-            max_runtime: args.max_runtime,
-            max_memory: args.max_memory,
-            pids: args.pids,
-            cpus: args.cpus,
-            max_output_bytes: usize::try_from(args.max_output)?,
-        },
-        workspace: args.workspace.as_deref().map_or(Ok(Workspace::None), workspace)?,
-        mounts: vec![],
-        volumes: vec![],
-        socket_dir: PathBuf::new(),
-        init: init(args.init)?,
-    };
-    let roots = if args.root.is_empty() { vec![here] } else { args.root };
-    Ok(Order { config, spec, roots, run_dir, driver, grace: args.grace })
+    }
 }
 
 /// The gateway's configuration. Standard output is the result's, so the access log is not written there.
 fn configure(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
+    request: &Request,
 ) -> anyhow::Result<Config> {
-    let mut config = flags::read(settings(), matches, variable)?;
+    let told = |config: &mut Config| request.configure(config);
+    let mut config = flags::read_with(settings(), matches, variable, told)?;
     if config.shared.is_some() {
         bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
     }
@@ -228,27 +235,21 @@ fn settings() -> impl Iterator<Item = &'static Setting> {
     SETTINGS.iter().filter(|setting| !setting.name.starts_with("SOCKET_"))
 }
 
-fn root(image: Option<String>, rootfs: Option<PathBuf>) -> anyhow::Result<Root> {
-    match (image, rootfs) {
-        (Some(image), None) => Ok(Root::Image(image)),
-        (None, Some(path)) => Ok(Root::Directory(std::path::absolute(path)?)),
-        (None, None) => Ok(Root::Host),
-        (Some(image), Some(path)) => {
-            bail!("the image is `{image}`, the root `{}`; give one of them", path.display())
-        }
-    }
-}
-
-fn workspace(given: &str) -> anyhow::Result<Workspace> {
+fn workspace(given: &str) -> Workspace {
     let (path, access) = match given.rsplit_once(':') {
-        Some((_, "none")) => return Ok(Workspace::None),
+        Some((_, "none")) => return Workspace::None,
         Some((path, "ro")) => (path, Access::ReadOnly),
         Some((path, "rw")) => (path, Access::ReadWrite),
         _ => (given, Access::ReadOnly),
     };
-    let path = std::path::absolute(path)
-        .with_context(|| format!("`--workspace` is `{given}`; give a directory"))?;
-    Ok(Workspace::Directory { path, access })
+    Workspace::Directory { path: path.into(), access }
+}
+
+fn message(given: String) -> anyhow::Result<String> {
+    if given != "-" {
+        return Ok(given);
+    }
+    io::read_to_string(io::stdin()).context("the message cannot be read from standard input")
 }
 
 /// `None` is none at all.
@@ -294,20 +295,13 @@ fn variable(given: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// Bytes, or with `k`, `m` or `g` as many KiB, MiB or GiB.
-fn size(given: &str) -> Result<u64, String> {
-    let (number, shift) = match given.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&given[..at], 10),
-        Some((at, 'm' | 'M')) => (&given[..at], 20),
-        Some((at, 'g' | 'G')) => (&given[..at], 30),
-        _ => (given, 0),
-    };
-    let size = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    size.ok_or_else(|| "give a number of bytes, or with k, m or g, such as 512m".to_owned())
-}
-
 /// How often a long run looks for what others have left.
 const SWEEP_EVERY: Duration = Duration::from_mins(5);
+
+const USAGE: &str = "\
+cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]...
+       cogni-gateway run --agent sandbox:agent --message TEXT --model NAME [OPTIONS]
+       cogni-gateway run --spec FILE [OPTIONS]";
 
 const EXAMPLE: &str = "\
 What the program prints is shown on standard error as it comes; standard output has the result, one

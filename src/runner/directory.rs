@@ -2,12 +2,12 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{self, Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::sandbox::spec::{HOSTS, HOSTS_TEXT};
+use crate::sandbox::spec::{HOSTS, HOSTS_TEXT, UID};
 use crate::sandbox::{Owner, name_of};
 
 /// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
@@ -66,6 +66,20 @@ impl Directory {
     /// Short: a socket's path has 107 bytes.
     pub(super) fn socket_dir(&self) -> PathBuf {
         self.path.join("sock")
+    }
+
+    /// A workspace that goes with the run, writable for the sandbox's user, and for others only where we may not give
+    /// it away.
+    pub(super) fn make_workspace(&self) -> anyhow::Result<PathBuf> {
+        let path = self.path.join("workspace");
+        let cannot = || format!("the workspace `{}` cannot be made", path.display());
+        DirBuilder::new().mode(0o700).create(&path).with_context(cannot)?;
+        if self.is_roots {
+            chown(&path, Some(UID), Some(UID)).with_context(cannot)?;
+        } else {
+            fs::set_permissions(&path, Permissions::from_mode(0o777)).with_context(cannot)?;
+        }
+        Ok(path)
     }
 
     /// Whether this process makes files as root.

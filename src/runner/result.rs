@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::Envelope;
 use crate::budget::Amount;
 use crate::run::Run;
 use crate::sandbox::output::Captured;
@@ -27,6 +28,9 @@ pub struct RunResult {
     pub stderr_bytes: u64,
     /// Something is left out in the middle of `stdout` or `stderr`.
     pub truncated: bool,
+    /// What an agent of the catalog has answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Envelope>,
     pub usage: Usage,
     pub timings: Timings,
 }
@@ -43,6 +47,10 @@ pub enum ErrorCode {
     Internal,
     /// Its program failed, or could not be started.
     ContainerFailed,
+    /// The agent says that it has no answer.
+    AgentFailed,
+    /// The agent ended as if it were ok, and its standard output is no answer.
+    InvalidOutput,
     /// It was ok, but not all of its standard output is here.
     OutputTruncated,
     /// It asked for more than its budget had.
@@ -76,6 +84,8 @@ pub(super) struct Outcome {
     pub(super) served: anyhow::Result<()>,
     pub(super) stdout: Captured,
     pub(super) stderr: Captured,
+    /// Whether its program is an agent, which prints an envelope.
+    pub(super) is_agent: bool,
     /// No further call would have been let through.
     pub(super) is_exhausted: bool,
     /// Its last call was too large for what was left of the budget.
@@ -85,7 +95,8 @@ pub(super) struct Outcome {
 
 impl Outcome {
     pub(super) fn into_result(self, run: &Run) -> RunResult {
-        let error_code = self.error_code();
+        let agent = self.is_agent.then(|| Envelope::parse(&self.stdout.text));
+        let error_code = self.error_code(agent.as_ref());
         let Self { ended, served, stdout, stderr, elapsed, .. } = self;
         let (ended, error) = match (ended, served) {
             (Err(error), _) => {
@@ -93,7 +104,7 @@ impl Outcome {
             }
             (Ok(ended), Err(error)) => (ended, Some(format!("{error:#}"))),
             (Ok(mut ended), Ok(())) => {
-                let error = ended.not_started.take();
+                let error = ended.not_started.take().or_else(|| said(error_code, agent.as_ref()));
                 (ended, error)
             }
         };
@@ -108,6 +119,7 @@ impl Outcome {
             stderr: stderr.text,
             stdout_bytes: stdout.bytes,
             stderr_bytes: stderr.bytes,
+            agent: agent.and_then(Result::ok),
             usage: Usage {
                 spent: run.ledger.spent(),
                 admitted: run.counts.admitted(),
@@ -118,7 +130,7 @@ impl Outcome {
     }
 
     /// Why the run was ended comes before how it took it: an agent may leave with any exit code when it is told to.
-    fn error_code(&self) -> Option<ErrorCode> {
+    fn error_code(&self, agent: Option<&Result<Envelope, String>>) -> Option<ErrorCode> {
         let (Ok(ended), Ok(())) = (&self.ended, &self.served) else {
             return Some(ErrorCode::Internal);
         };
@@ -129,12 +141,30 @@ impl Outcome {
             // It was quicker than we were.
             (None, _) if self.is_exhausted => Some(ErrorCode::BudgetExhausted),
             (None, None) => Some(ErrorCode::Internal),
+            (None, Some(_)) if has_error(agent) && self.is_denied => {
+                Some(ErrorCode::BudgetExhausted)
+            }
+            (None, Some(_)) if has_error(agent) => Some(ErrorCode::AgentFailed),
             // A program that lived on after the kernel had killed one of its children has dealt with it.
-            (None, Some(0)) => self.stdout.truncated.then_some(ErrorCode::OutputTruncated),
+            (None, Some(0)) if self.stdout.truncated => Some(ErrorCode::OutputTruncated),
+            (None, Some(0)) => matches!(agent, Some(Err(_))).then_some(ErrorCode::InvalidOutput),
             (None, Some(_)) if ended.oom_killed => Some(ErrorCode::OomKilled),
             (None, Some(_)) if self.is_denied => Some(ErrorCode::BudgetExhausted),
             (None, Some(_)) => Some(ErrorCode::ContainerFailed),
         }
+    }
+}
+
+fn has_error(agent: Option<&Result<Envelope, String>>) -> bool {
+    matches!(agent, Some(Ok(envelope)) if envelope.error().is_some())
+}
+
+/// Why an agent has no answer, in its own words where it has any.
+fn said(error_code: Option<ErrorCode>, agent: Option<&Result<Envelope, String>>) -> Option<String> {
+    match (error_code?, agent?) {
+        (_, Ok(envelope)) => envelope.error(),
+        (ErrorCode::InvalidOutput, Err(error)) => Some(error.clone()),
+        _ => None,
     }
 }
 

@@ -5,13 +5,18 @@ pub mod docker;
 mod inside;
 pub mod oci;
 pub mod seccomp;
+mod wanted;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use serde::Deserialize;
+
 use super::{Error, Owner};
+
+pub use wanted::{Size, Wanted};
 
 /// One sandbox, as its host describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,26 +94,32 @@ pub enum Workspace {
     Directory { path: PathBuf, access: Access },
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Access {
     #[default]
+    #[serde(rename = "ro")]
     ReadOnly,
+    #[serde(rename = "rw")]
     ReadWrite,
 }
 
 /// A directory or file of this machine, shown in the sandbox.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Mount {
     pub source: PathBuf,
     pub target: PathBuf,
+    #[serde(default)]
     pub access: Access,
 }
 
 /// A volume of the engine, shown in the sandbox.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Volume {
     pub name: String,
     pub target: PathBuf,
+    #[serde(default)]
     pub access: Access,
 }
 

@@ -13,7 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["gateway", "provider", "forge", "relay"],
     &["body", "upstream"],
-    &["run"],
+    &["catalog", "run"],
     &["sandbox", "stream", "observe"],
     &["audit"],
     &["budget", "protocol"],

@@ -1,0 +1,97 @@
+//! Limits with gaps, as a flag, a file or an agent's entry gives them.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+
+use super::Limits;
+
+/// What somebody wants; where nothing is said, somebody else is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Wanted {
+    #[serde(with = "humantime_serde")]
+    pub max_runtime: Option<Duration>,
+    pub max_memory: Option<Size>,
+    pub pids: Option<u32>,
+    pub cpus: Option<f64>,
+    /// What is kept of each of stdout and stderr.
+    pub max_output: Option<Size>,
+}
+
+/// Bytes, or with `k`, `m` or `g` as many KiB, MiB or GiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl Wanted {
+    /// What is said here, and where nothing is, what is said there.
+    #[must_use]
+    pub fn or(self, below: Self) -> Self {
+        Self {
+            max_runtime: self.max_runtime.or(below.max_runtime),
+            max_memory: self.max_memory.or(below.max_memory),
+            pids: self.pids.or(below.pids),
+            cpus: self.cpus.or(below.cpus),
+            max_output: self.max_output.or(below.max_output),
+        }
+    }
+
+    /// The limits, the defaults in the gaps.
+    pub fn limits(self) -> Limits {
+        let default = Limits::default();
+        let bytes = |size: Size| usize::try_from(size.0).unwrap_or(usize::MAX);
+        Limits {
+            max_runtime: self.max_runtime.unwrap_or(default.max_runtime),
+            max_memory: self.max_memory.map_or(default.max_memory, |size| size.0),
+            pids: self.pids.unwrap_or(default.pids),
+            cpus: self.cpus.unwrap_or(default.cpus),
+            max_output_bytes: self.max_output.map_or(default.max_output_bytes, bytes),
+        }
+    }
+}
+
+impl std::str::FromStr for Size {
+    type Err = &'static str;
+
+    fn from_str(given: &str) -> Result<Self, Self::Err> {
+        let (number, shift) = match given.char_indices().last() {
+            Some((at, 'k' | 'K')) => (&given[..at], 10),
+            Some((at, 'm' | 'M')) => (&given[..at], 20),
+            Some((at, 'g' | 'G')) => (&given[..at], 30),
+            _ => (given, 0),
+        };
+        let size = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+        size.map(Self).ok_or("give a number of bytes, or with k, m or g, such as 512m")
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SizeVisitor)
+    }
+}
+
+struct SizeVisitor;
+
+impl de::Visitor<'_> for SizeVisitor {
+    type Value = Size;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number of bytes, or a text such as \"512m\"")
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Size, E> {
+        u64::try_from(number)
+            .map(Size)
+            .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Size, E> {
+        Ok(Size(number))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+        text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+}
