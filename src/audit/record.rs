@@ -5,6 +5,7 @@
 //! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE) whatever they send.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
+use std::ops::Not;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -142,6 +143,9 @@ pub struct Refused<'a> {
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub rules: &'a [Arc<str>],
     pub request_bytes: u64,
+    /// No further call of the run will be let through, so the run is at its end.
+    #[serde(skip_serializing_if = "Not::not")]
+    pub exhausted: bool,
     /// As in [`Admitted::pid`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,

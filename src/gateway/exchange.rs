@@ -354,6 +354,7 @@ impl Exchange {
             model: self.model.as_deref(),
             rules: &self.rules,
             request_bytes: self.request_bytes,
+            exhausted: gateway.run.ledger.exhausted().is_cancelled(),
             pid: self.pid,
         });
     }

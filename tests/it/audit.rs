@@ -134,6 +134,7 @@ fn refused<'a>(request: &'a str, code: &'static str) -> Refused<'a> {
         model: None,
         rules: &[],
         request_bytes: 17,
+        exhausted: false,
         pid: None,
     }
 }

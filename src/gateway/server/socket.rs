@@ -84,6 +84,7 @@ async fn send_away(
         model: None,
         rules: &[],
         request_bytes: 0,
+        exhausted: gateway.run.ledger.exhausted().is_cancelled(),
         pid,
     });
     let mut stream = Stream::new(socket, config.write_timeout)?;
