@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::config::Config;
+use crate::relay::outbox::Words;
 use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Stamp, UID};
 use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, host_path};
@@ -30,6 +31,7 @@ pub use agent::{Agent, Envelope};
 pub use request::{Host, Llm, MODEL, Maker, Request};
 pub use result::{ErrorCode, RunResult, Timings};
 
+use delivery::{Source, Target};
 use directory::Directory;
 use result::Outcome;
 use sweep::Sweep;
@@ -43,6 +45,8 @@ pub struct Order {
     pub spec: RunSpec,
     /// The agent of the catalog that the sandbox is for, if it is for one.
     pub agent: Option<Agent>,
+    /// The branch that the run's work is for, if it is for one.
+    pub target: Option<Target>,
     /// What the sandbox is given of this machine has to be below one of these.
     pub roots: Vec<PathBuf>,
     /// Where runs have their directories.
@@ -76,6 +80,9 @@ pub struct Prepared {
     sandbox: sandbox::Order,
     directory: Directory,
     is_agent: bool,
+    target: Option<Target>,
+    /// The hash of the gateway's configuration.
+    policy: String,
 }
 
 impl Prepared {
@@ -85,7 +92,7 @@ impl Prepared {
     /// # Errors
     /// What is wrong with the order, or cannot be bound or opened.
     pub fn new(order: Order) -> anyhow::Result<Self> {
-        let Order { mut config, mut spec, agent, roots, run_dir, driver, grace } = order;
+        let Order { mut config, mut spec, agent, target, roots, run_dir, driver, grace } = order;
         spec.check()?;
         driver.check(&spec)?;
         host_path::check(&spec, &roots)?;
@@ -93,6 +100,9 @@ impl Prepared {
         let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
         spec.run.clone_from(&config.identity.run);
         spec.socket_dir = directory.socket_dir();
+        if let Some(target) = &target {
+            target.prepare(&mut spec, &directory)?;
+        }
         if let Some(agent) = &agent {
             agent.prepare(&mut spec, &directory)?;
         }
@@ -104,16 +114,18 @@ impl Prepared {
         } else {
             config.listen.socket_mode = 0o666;
         }
+        let policy = config.digest();
         let app = App::build(config)?;
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: directory.parent(), deadline };
         let sandbox = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
-        Ok(Self { app, driver, sandbox, directory, is_agent: agent.is_some() })
+        let is_agent = agent.is_some();
+        Ok(Self { app, driver, sandbox, directory, is_agent, target, policy })
     }
 
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
-        let Self { app, driver, sandbox, directory, is_agent } = self;
+        let Self { app, driver, sandbox, directory, is_agent, target, policy } = self;
         let begun = Instant::now();
         let run = app.runs().list().pop().expect("an app on a socket has one run");
         let limits = sandbox.spec.limits;
@@ -137,10 +149,20 @@ impl Prepared {
         };
         let live = async {
             let ended = Box::pin(driver.run(&sandbox, &mut output, until)).await;
+            // The log is open as long as the gateway serves.
+            let relayed = match (&target, &ended) {
+                (Some(target), Ok(ended)) => {
+                    let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
+                    let words = Words { body: said(is_agent, &output), ..Words::default() };
+                    let source = Source { run: &run, policy: &policy, is_ok, words };
+                    Some(Box::pin(target.deliver(&driver, &sandbox, source)).await)
+                }
+                _ => None,
+            };
             gateway_stop.cancel();
-            ended
+            (ended, relayed)
         };
-        let (served, ended) = tokio::join!(serve, live);
+        let (served, (ended, relayed)) = tokio::join!(serve, live);
         drop(directory);
         log_end(&ended);
         Outcome {
@@ -149,12 +171,20 @@ impl Prepared {
             stdout: output.stdout.finish(),
             stderr: output.stderr.finish(),
             is_agent,
+            relayed,
             is_exhausted: run.ledger.exhausted().is_cancelled(),
             is_denied: run.ledger.is_denied(),
             elapsed: begun.elapsed(),
         }
         .into_result(&run)
     }
+}
+
+/// What an agent has answered, for whoever looks at its work.
+fn said<W: AsyncWrite + Unpin>(is_agent: bool, output: &Output<W>) -> String {
+    let stdout = || output.stdout.clone().finish().text;
+    let envelope = is_agent.then(|| Envelope::parse(&stdout()).ok()).flatten();
+    envelope.map(|envelope| envelope.text()).unwrap_or_default()
 }
 
 fn log_end(ended: &Result<Ended, sandbox::Error>) {

@@ -56,6 +56,12 @@ impl Envelope {
             .map_err(|error| format!("the agent's standard output is no envelope: {error}"))
     }
 
+    /// What was answered.
+    pub fn text(&self) -> String {
+        let texts = self.payloads.iter().filter_map(|payload| payload["text"].as_str());
+        texts.collect::<Vec<_>>().join("\n\n")
+    }
+
     /// What went wrong, as the agent tells it.
     pub fn error(&self) -> Option<String> {
         match self.meta.get("error")? {

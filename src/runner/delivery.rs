@@ -6,13 +6,14 @@
 
 mod extractor;
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::Serialize;
 
-use crate::audit::Log;
+use super::directory::Directory;
 use crate::relay::deliver::{Begun, Delivered, Relay};
 use crate::relay::extract::{Announced, Commands};
 use crate::relay::mirror::{Author, Owner};
@@ -21,8 +22,8 @@ use crate::relay::repository::Repository;
 use crate::relay::statement::Facts;
 use crate::relay::{Branch, BranchKey};
 use crate::run::Run;
-use crate::sandbox::spec::{GID, UID};
-use crate::sandbox::{self, Driver};
+use crate::sandbox::spec::{Access, GID, UID, Workspace};
+use crate::sandbox::{self, Driver, RunSpec};
 
 use extractor::Extractor;
 
@@ -79,8 +80,18 @@ impl Target {
         Self { agent: agent.to_owned(), ..self }
     }
 
-    /// Fills the workspace, which is made here. Blocks.
-    pub(super) fn feed(&self, workspace: &Path) -> anyhow::Result<()> {
+    /// Gives the sandbox a workspace with the branch checked out, which goes with the run. Blocks.
+    pub(super) fn prepare(&self, spec: &mut RunSpec, directory: &Directory) -> anyhow::Result<()> {
+        if spec.workspace != Workspace::None {
+            bail!("a run with a repository has a workspace of its own; give no other");
+        }
+        let path = directory.workspace();
+        self.feed(&path)?;
+        spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
+        Ok(())
+    }
+
+    fn feed(&self, workspace: &Path) -> anyhow::Result<()> {
         let Begun { mirror, lease, state } = &self.begun;
         let owner = Owner { uid: UID, gid: GID };
         let author = Author { name: self.agent.clone(), email: format!("{}@sandbox", self.agent) };
@@ -92,16 +103,16 @@ impl Target {
     pub(super) async fn deliver(
         &self,
         driver: &Driver,
-        (order, workspace): (&sandbox::Order, &Path),
-        ended: &Ended<'_>,
+        order: &sandbox::Order,
+        source: Source<'_>,
     ) -> Relayed {
-        let extractor = Extractor::new(driver, order, workspace, self.relay.git());
+        let extractor = Extractor::new(driver, order, self.relay.git());
         let branch = Some(self.begun.state.branch.clone());
-        match Box::pin(self.try_deliver(&extractor, ended)).await {
+        match Box::pin(self.try_deliver(&extractor, order.spec.root.to_string(), source)).await {
             Ok(Some(delivered)) => Relayed::Delivered(delivered),
             Ok(None) => Relayed::Not { branch, why: "nothing was committed".to_owned() },
             Err(error) => {
-                tracing::error!(run = ended.run.identity.run, "cannot relay: {error:#}");
+                tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
                 Relayed::Not { branch, why: format!("{error:#}") }
             }
         }
@@ -110,7 +121,8 @@ impl Target {
     async fn try_deliver(
         &self,
         extractor: &Extractor,
-        ended: &Ended<'_>,
+        image: String,
+        source: Source<'_>,
     ) -> anyhow::Result<Option<Delivered>> {
         let Begun { lease, state, .. } = &self.begun;
         let commands = Commands::new(state, sandbox::spec::WORKSPACE, self.relay.limits());
@@ -129,32 +141,31 @@ impl Target {
             state: state.clone(),
             announced: announced.with_head(&head),
             facts: Facts {
-                run: ended.run.identity.run.clone(),
+                run: source.run.identity.run.clone(),
                 agent: self.agent.clone(),
-                image: ended.image.to_owned(),
-                policy: ended.policy.to_owned(),
-                spent: ended.run.ledger.spent(),
+                image,
+                policy: source.policy.to_owned(),
+                spent: source.run.ledger.spent(),
             },
             artifacts: artifacts.directory().to_owned(),
-            pull_request: (self.wants_pull_request && ended.is_ok).then(|| ended.words.clone()),
+            pull_request: (self.wants_pull_request && source.is_ok).then_some(source.words),
         };
-        Ok(Some(self.relay.deliver(order, lease, ended.audit()).await?))
+        Ok(Some(self.relay.deliver(order, lease, &source.run.audit).await?))
     }
 }
 
-/// What the work comes from.
-pub(super) struct Ended<'a> {
+/// The run that the work comes from, whose processes are gone.
+pub(super) struct Source<'a> {
     pub(super) run: &'a Run,
-    pub(super) image: &'a str,
     pub(super) policy: &'a str,
     /// Only then somebody is asked to look at it.
     pub(super) is_ok: bool,
     pub(super) words: outbox::Words,
 }
 
-impl Ended<'_> {
-    fn audit(&self) -> &Log {
-        &self.run.audit
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target").field("branch", &self.begun.state.branch).finish_non_exhaustive()
     }
 }
 

@@ -68,10 +68,15 @@ impl Directory {
         self.path.join("sock")
     }
 
-    /// A workspace that goes with the run, writable for the sandbox's user, and for others only where we may not give
+    /// Where a workspace is that goes with the run.
+    pub(super) fn workspace(&self) -> PathBuf {
+        self.path.join("workspace")
+    }
+
+    /// Makes it, writable for the sandbox's user, and for others only where we may not give
     /// it away.
     pub(super) fn make_workspace(&self) -> anyhow::Result<PathBuf> {
-        let path = self.path.join("workspace");
+        let path = self.workspace();
         let cannot = || format!("the workspace `{}` cannot be made", path.display());
         DirBuilder::new().mode(0o700).create(&path).with_context(cannot)?;
         if self.is_roots {

@@ -185,7 +185,8 @@ impl Request {
         let roots = if self.roots.is_empty() { vec![PathBuf::from(".")] } else { self.roots };
         let roots = roots.into_iter().map(absolute).collect::<Result<_, _>>()?;
         let grace = self.grace.unwrap_or(GRACE);
-        Ok(Order { config, spec, agent, roots, run_dir: host.run_dir, driver, grace })
+        let run_dir = host.run_dir;
+        Ok(Order { config, spec, agent, target: None, roots, run_dir, driver, grace })
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Envelope;
+use super::delivery::Relayed;
 use crate::budget::Amount;
 use crate::run::Run;
 use crate::sandbox::output::Captured;
@@ -31,6 +32,9 @@ pub struct RunResult {
     /// What an agent of the catalog has answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Envelope>,
+    /// What has become of its commits, where it had a repository.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relay: Option<Relayed>,
     pub usage: Usage,
     pub timings: Timings,
 }
@@ -86,6 +90,7 @@ pub(super) struct Outcome {
     pub(super) stderr: Captured,
     /// Whether its program is an agent, which prints an envelope.
     pub(super) is_agent: bool,
+    pub(super) relayed: Option<Relayed>,
     /// No further call would have been let through.
     pub(super) is_exhausted: bool,
     /// Its last call was too large for what was left of the budget.
@@ -97,7 +102,7 @@ impl Outcome {
     pub(super) fn into_result(self, run: &Run) -> RunResult {
         let agent = self.is_agent.then(|| Envelope::parse(&self.stdout.text));
         let error_code = self.error_code(agent.as_ref());
-        let Self { ended, served, stdout, stderr, elapsed, .. } = self;
+        let Self { ended, served, stdout, stderr, relayed, elapsed, .. } = self;
         let (ended, error) = match (ended, served) {
             (Err(error), _) => {
                 (Ended::default(), Some(format!("{:#}", anyhow::Error::from(error))))
@@ -120,6 +125,8 @@ impl Outcome {
             stdout_bytes: stdout.bytes,
             stderr_bytes: stderr.bytes,
             agent: agent.and_then(Result::ok),
+            relay: relayed,
+            relay: relayed,
             usage: Usage {
                 spent: run.ledger.spent(),
                 admitted: run.counts.admitted(),

@@ -28,12 +28,7 @@ pub(super) struct Extractor {
 
 impl Extractor {
     /// Of a run that is over, and whose workspace is a directory.
-    pub(super) fn new(
-        driver: &Driver,
-        order: &sandbox::Order,
-        workspace: &Path,
-        git: &Git,
-    ) -> Self {
+    pub(super) fn new(driver: &Driver, order: &sandbox::Order, git: &Git) -> Self {
         let spec = &order.spec;
         // This machine's git is the one that the rest of the relay uses, and no image needs one then.
         let can_embed = rustix::process::geteuid().is_root();
@@ -50,7 +45,7 @@ impl Extractor {
             root,
             argv: vec![],
             limits: Limits { max_memory: MEMORY, pids: PROCESSES, ..Limits::default() },
-            workspace: Workspace::Directory { path: workspace.into(), access: Access::ReadOnly },
+            workspace: read_only(&spec.workspace),
             mounts: vec![],
             volumes: vec![],
             init: None,
@@ -111,6 +106,15 @@ impl Extractor {
         order.spec.env = env.collect();
         order.spec.limits.max_runtime = *time + SPARE;
         order
+    }
+}
+
+fn read_only(workspace: &Workspace) -> Workspace {
+    match workspace {
+        Workspace::None => Workspace::None,
+        Workspace::Directory { path, .. } => {
+            Workspace::Directory { path: path.clone(), access: Access::ReadOnly }
+        }
     }
 }
 
