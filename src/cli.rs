@@ -9,6 +9,7 @@ pub mod flags;
 pub mod health;
 pub mod provider;
 pub mod proxy;
+pub mod relay;
 pub mod run;
 pub mod shared;
 pub mod sweep;
@@ -45,6 +46,12 @@ pub fn command() -> Command {
         .subcommand(sweep::Args::augment_args(
             Command::new("sweep").about("Show what crashed runs have left behind, or remove it"),
         ))
+        .subcommand(relay::Command::augment_subcommands(
+            Command::new("relay")
+                .about("Look after work on its way to a branch")
+                .subcommand_required(true)
+                .arg_required_else_help(true),
+        ))
         .subcommand(explain::command())
         .subcommand(check::command())
         .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
@@ -75,6 +82,7 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("shared", matches)) => shared::run(matches),
         Some(("run", matches)) => run::run(matches, out),
         Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
+        Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
         Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
         Some(("check", matches)) => check::run(matches, out),
         Some(("demo", _)) => demo::run(out),

@@ -30,6 +30,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::base::drain::Drain;
@@ -88,15 +89,21 @@ impl Forge {
                 }
             }
         }
+        // Nobody will open the gate any more.
+        self.hub.gate().open(Semaphore::MAX_PERMITS / 2);
         drain.finish(Duration::ZERO).await;
     }
 }
 
 async fn connection(stream: TcpStream, hub: Hub, drain: Drain) {
     let hub = Arc::new(hub);
+    let working = drain.clone();
     let service = service_fn(move |request| {
         let hub = hub.clone();
-        async move { handle(&hub, request).await }
+        let (answered, answer) = oneshot::channel();
+        // What has been asked for is done, also where the one who asked has gone.
+        working.spawn(async move { drop(answered.send(handle(&hub, request).await)) });
+        async move { answer.await.unwrap_or(Err(Lost)) }
     });
     let cut = drain.cut().clone();
     let server = auto::Builder::new(drain);

@@ -241,7 +241,7 @@ impl Relay {
         tokio::task::spawn_blocking(move || {
             let job = relay.outbox.get(&id)?;
             tidy(&job);
-            Ok(relay.told(&job))
+            Ok(Delivered::of(&job))
         })
         .await?
     }
@@ -391,14 +391,16 @@ impl Relay {
         let remote = Remote::parse(&url).map_err(|_| Error::Remote(url))?;
         Ok(Mirror::open(&self.git, &self.settings.state, &remote)?)
     }
+}
 
+impl Delivered {
     /// What is told of a row.
-    pub fn told(&self, job: &Job) -> Delivered {
+    pub fn of(job: &Job) -> Self {
         let branch = job.order.branch();
         let is_kept = job.step.is_end() && !job.is_pushed;
         let artifacts = is_kept.then(|| Artifacts::create(&job.order.artifacts).ok()).flatten();
         let apply = artifacts.map(|kept| kept.apply_line(branch));
-        Delivered {
+        Self {
             id: job.id.clone(),
             branch: branch.clone(),
             step: job.step.as_str(),

@@ -3,6 +3,7 @@
 mod branch_key;
 mod deliver;
 mod delivery;
+mod kill;
 mod outbox;
 mod place;
 mod server;

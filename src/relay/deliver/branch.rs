@@ -67,9 +67,9 @@ impl Relay {
         let (head, lease) = (cleared.work().tip(), cleared.lease().clone());
         let was_there = match cleared.push(token) {
             Ok(pushed) => pushed.was_there,
-            // Somebody may have gone on from there, while we had not heard that it was done.
-            Err(Error::Moved { found: Some(found), .. })
-                if self.contains(job, &lease, token, (head, found))? =>
+            // It may be there by an attempt that nobody heard the end of; and somebody may have gone on from it.
+            Err(Error::Moved { .. } | Error::Declined { .. })
+                if self.contains(job, &lease, token, head)? =>
             {
                 true
             }
@@ -78,19 +78,19 @@ impl Relay {
         Ok((self.outbox.advance(job, Progress::Pushed)?, was_there))
     }
 
-    /// Whether the remote's branch has the work, and more.
+    /// Whether the remote's branch has the work, and perhaps more.
     fn contains(
         &self,
         job: &Job,
         lease: &Lease,
         token: Option<&Secret>,
-        (head, found): (Sha, Sha),
+        head: Sha,
     ) -> Result<bool, Stop> {
         let mirror = self.mirror(&job.order.repository)?;
-        mirror.ensure_branch(lease, Some(&job.order.state.base), token)?;
-        let words = [head.to_string(), found.to_string()];
+        let now = mirror.ensure_branch(lease, Some(&job.order.state.base), token)?;
+        let words = [head.to_string(), now.start.to_string()];
         let ancestor = mirror.call("merge-base").word("--is-ancestor").words(words);
         // Where the work never arrived, git does not know the commit.
-        Ok(ancestor.is_so().unwrap_or(false))
+        Ok(now.exists && ancestor.is_so().unwrap_or(false))
     }
 }

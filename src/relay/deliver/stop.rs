@@ -65,6 +65,8 @@ impl From<relay::Error> for Stop {
         let why = error.to_string();
         match error {
             E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } => Self::later(why),
+            // Somebody else is at the ref, for a moment.
+            E::Declined { why: said } if said.contains("cannot lock ref") => Self::later(why),
             E::Moved { .. } => Self::held("moved", why),
             E::Declined { .. } => Self::held("declined", why),
             E::Refused(_) | E::Bundle(_) | E::Unlike { .. } | E::TooMuch { .. } => {

@@ -208,7 +208,7 @@ async fn a_failed_relay_goes_on_when_somebody_asks() {
 }
 
 /// This machine's relay, as a process opens it.
-fn relay(forge: &Running) -> Arc<Relay> {
+pub(super) fn relay(forge: &Running) -> Arc<Relay> {
     let settings = Settings {
         state: forge.place.path().join("state"),
         judge: Config::default(),
@@ -234,7 +234,12 @@ async fn second_lease(relay: &Arc<Relay>, forge: &Running) -> cogni_gateway::rel
 }
 
 /// A run whose agent commits one file, and what came out of its sandbox.
-async fn work(forge: &Running, relay: &Arc<Relay>, key: &str, run: &str) -> (Order, Begun) {
+pub(super) async fn work(
+    forge: &Running,
+    relay: &Arc<Relay>,
+    key: &str,
+    run: &str,
+) -> (Order, Begun) {
     let repository: Repository = forge.clone_url().parse().unwrap();
     work_at(forge, relay, repository, key, run).await
 }

@@ -1,0 +1,158 @@
+//! The relay's flags, wherever there is one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use http::Uri;
+
+use super::default_state;
+use crate::audit::SigningKey;
+use crate::base::secret::Secret;
+use crate::relay::credential::{App, Credential};
+use crate::relay::deliver::{Access, Relay, Settings};
+use crate::relay::github::{Api, Config};
+use crate::relay::judge;
+
+/// Where the relay keeps what outlives a run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StateDir {
+    /// Mirrors, and work that is not delivered yet [default: /var/lib/cogni, or a user's own state directory]
+    #[arg(long, value_name = "DIR", env = "COGNI_STATE_DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+/// Everything that a relay is made of. Its secrets are in variables, or in files.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Setup {
+    #[command(flatten)]
+    state: StateDir,
+
+    /// What is welcome, and what is held; what it does not say is as in config/relay.toml
+    #[arg(long, value_name = "FILE", env = "COGNI_RELAY_CONFIG")]
+    relay_config: Option<PathBuf>,
+
+    /// Who makes the relay's commits
+    #[arg(
+        long,
+        value_name = "NAME <EMAIL>",
+        env = "COGNI_RELAY_COMMITTER",
+        default_value = "cogni-gateway <cogni-gateway@localhost>"
+    )]
+    relay_committer: String,
+
+    /// GitHub's API; `https://HOST/api/v3` for GitHub Enterprise
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "GITHUB_API_URL",
+        default_value = "https://api.github.com"
+    )]
+    github_api_url: Uri,
+
+    /// PEM file of authorities to trust instead of the system's
+    #[arg(long, value_name = "PATH", env = "GITHUB_CA_FILE")]
+    github_ca_file: Option<PathBuf>,
+
+    /// File with the token that pushes [env: `GITHUB_TOKEN` or `GITHUB_TOKEN_FILE`]
+    #[arg(long, value_name = "PATH")]
+    github_token_file: Option<PathBuf>,
+
+    /// The client id of a GitHub App, which is used instead of a token
+    #[arg(long, value_name = "ID", env = "GITHUB_APP_ID")]
+    github_app_id: Option<String>,
+
+    /// File with the app's private key, in PEM
+    #[arg(long, value_name = "PATH", env = "GITHUB_APP_KEY_FILE", requires = "github_app_id")]
+    github_app_key_file: Option<PathBuf>,
+}
+
+impl StateDir {
+    pub fn path(&self) -> PathBuf {
+        self.state_dir.clone().unwrap_or_else(default_state)
+    }
+}
+
+impl Setup {
+    /// Opens the relay. Blocks.
+    ///
+    /// # Errors
+    /// A file cannot be read, or what is in it is not what it should be.
+    pub fn open(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Relay> {
+        let state = self.state.path();
+        fs::create_dir_all(&state).with_context(|| {
+            format!("`{}` cannot be made; choose another `--state-dir`", state.display())
+        })?;
+        let judge = match &self.relay_config {
+            Some(path) => judge::Config::parse(&read(path)?)
+                .with_context(|| format!("`{}`", path.display()))?,
+            None => judge::Config::default(),
+        };
+        let seed = secret(None, "AUDIT_SIGNING_KEY", &variable)?;
+        let settings = Settings {
+            state: state.canonicalize()?,
+            judge,
+            committer: self.committer()?,
+            access: self.access(&variable)?,
+            key: SigningKey::new(seed.as_ref())?,
+            known: vec![],
+        };
+        Ok(Relay::open(settings)?)
+    }
+
+    /// It becomes a line of a commit.
+    fn committer(&self) -> anyhow::Result<String> {
+        let given = &self.relay_committer;
+        let parts = given.strip_suffix('>').and_then(|rest| rest.split_once(" <"));
+        let is_plain = |text: &str| {
+            !text.is_empty() && !text.contains(['<', '>']) && !text.chars().any(char::is_control)
+        };
+        match parts {
+            Some((name, email)) if is_plain(name) && is_plain(email) => Ok(given.clone()),
+            _ => bail!("`--relay-committer` is `{}`; give `Name <email>`", given.escape_debug()),
+        }
+    }
+
+    fn access(&self, variable: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Option<Access>> {
+        let token = secret(self.github_token_file.as_deref(), "GITHUB_TOKEN", variable)?;
+        let credential = match (token, &self.github_app_id, &self.github_app_key_file) {
+            (Some(_), Some(_), _) => bail!("both a token and an app are given; give one of them"),
+            (Some(token), None, _) => Credential::Token(token),
+            (None, Some(id), Some(path)) => {
+                Credential::App(Box::new(App::new(id, &Secret::new(read(path)?))?))
+            }
+            (None, Some(_), None) => {
+                bail!("`GITHUB_APP_ID` is given without `GITHUB_APP_KEY_FILE`")
+            }
+            (None, None, _) => return Ok(None),
+        };
+        let config = Config {
+            url: self.github_api_url.clone(),
+            ca_file: self.github_ca_file.clone(),
+            ..Config::default()
+        };
+        let api = Api::new(config).context("GitHub's authorities cannot be read")?;
+        Ok(Some(Access { api, credential }))
+    }
+}
+
+/// A secret: from the file that a flag or the variable `NAME_FILE` names, or from the variable itself.
+fn secret(
+    flag: Option<&Path>,
+    name: &str,
+    variable: &impl Fn(&str) -> Option<String>,
+) -> anyhow::Result<Option<Secret>> {
+    let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
+    let file =
+        flag.map(Path::to_owned).or_else(|| variable(&format!("{name}_FILE")).map(PathBuf::from));
+    let text = match (file, variable(name)) {
+        (Some(_), Some(_)) => bail!("both `{name}` and its file are given; give one of them"),
+        (Some(path), None) => Some(read(&path)?),
+        (None, given) => given,
+    };
+    Ok(text.map(|text| Secret::new(text.trim())))
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("`{}` cannot be read", path.display()))
+}

@@ -1,0 +1,111 @@
+//! `cogni-gateway relay`, as an operator sees it.
+
+use std::path::Path;
+use std::process::Command;
+
+use cogni_gateway::relay::extract::Announced;
+use cogni_gateway::relay::outbox::{Order, Outbox, Progress};
+use cogni_gateway::relay::statement::Facts;
+use cogni_gateway::relay::{Artifacts, Branch, BranchKey, BranchState, Sha};
+use tempfile::TempDir;
+
+use crate::support::forge::{commit, git};
+
+/// L5, L7: what is held is shown with the line that brings it into a clone, and that line does.
+#[test]
+fn held_work_is_shown_and_applied() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let (code, said) = relay(&state, place.path(), &["status"]);
+    assert_eq!(code, 1);
+    insta::assert_snapshot!(said.replace(&id, "ID"), @r"
+    ID held: sandbox/task-1 of https://github.com/acme/site.git, from run run-1
+        `.github/workflows/ci.yml`: it runs with the repository's secrets
+        cogni-gateway relay apply ID | retry ID
+    ");
+
+    let work = place.path().join("work");
+    let (code, said) = relay(&state, &work, &["apply", &id]);
+    assert_eq!((code, said.as_str()), (0, "it is the branch `held/task-1` here\n"));
+    assert_eq!(git(&work, &["show", "held/task-1:made"]), "by an agent");
+    let (_, line) = relay(&state, &work, &["apply", "--print", &id]);
+    assert!(
+        line.starts_with("git fetch '") && line.ends_with("refs/heads/held/task-1'\n"),
+        "{line}"
+    );
+}
+
+/// L7: what is not there is said, and with nothing to deliver all is well.
+#[test]
+fn an_empty_outbox_is_well() {
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join("state");
+    let (code, said) = relay(&state, place.path(), &["status"]);
+    assert_eq!((code, said.as_str()), (0, "everything is delivered\n"));
+    let (code, said) = relay(&state, place.path(), &["retry", "nobody"]);
+    assert_eq!(code, 2);
+    insta::assert_snapshot!(said, @"error: there is no relay `nobody`; `cogni-gateway relay status` lists them");
+}
+
+/// L6: a credential that is given twice, or half, is refused before anything is done.
+#[test]
+fn a_credential_is_given_once_and_whole() {
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join("state");
+    let told = [
+        &["--github-app-id", "Iv1.x"][..],
+        &["--github-token-file", "/dev/null"],
+        &["--relay-committer", "nobody"],
+    ]
+    .map(|flags| relay(&state, place.path(), &[&["retry"], flags].concat()).1);
+    insta::assert_snapshot!(told.concat(), @r"
+    error: both a token and an app are given; give one of them
+    error: both `GITHUB_TOKEN` and its file are given; give one of them
+    error: `--relay-committer` is `nobody`; give `Name <email>`
+    ");
+}
+
+/// A row that is held, with a bundle that git has made.
+fn held(place: &TempDir) -> (std::path::PathBuf, String) {
+    let work = place.path().join("work");
+    git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
+    commit(&work, "README", "hello\n");
+    let start: Sha = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
+    commit(&work, "made", "by an agent\n");
+    let tip: Sha = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    let tree: Sha = git(&work, &["rev-parse", "HEAD^{tree}"]).parse().unwrap();
+    let artifacts = Artifacts::create(&place.path().join("artifacts")).unwrap();
+    let bundle = artifacts.bundle().display().to_string();
+    git(&work, &["bundle", "create", "--quiet", &bundle, "main..sandbox/task-1"]);
+    git(&work, &["checkout", "--quiet", "main"]);
+    git(&work, &["branch", "--quiet", "-D", "sandbox/task-1"]);
+
+    let state = place.path().join("state");
+    let outbox = Outbox::open(&state.join("outbox.sqlite")).unwrap();
+    let branch = Branch::of(BranchKey::parse("task-1").unwrap());
+    let order = Order {
+        repository: "https://github.com/acme/site".parse().unwrap(),
+        state: BranchState { branch, exists: false, start, base: "main".into(), base_tip: start },
+        announced: Announced { tip, tree, commits: 1, merges: 0, head: None },
+        facts: Facts { run: "run-1".to_owned(), ..Facts::default() },
+        artifacts: artifacts.directory().to_owned(),
+        pull_request: None,
+    };
+    let job = outbox.add(&order).unwrap();
+    let why = "`.github/workflows/ci.yml`: it runs with the repository's secrets".to_owned();
+    (state, outbox.advance(&job, Progress::Held { why }).unwrap().id)
+}
+
+fn relay(state: &Path, directory: &Path, arguments: &[&str]) -> (i32, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .arg("relay")
+        .args(arguments)
+        .current_dir(directory)
+        .env("COGNI_STATE_DIR", state)
+        .env("GITHUB_TOKEN", "ghp_given")
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+}
