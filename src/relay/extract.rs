@@ -59,8 +59,8 @@ pub struct Announced {
 }
 
 /// The answer is not what git answers.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the sandbox's git has not said what is on its branch")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the sandbox's git cannot say what is on the branch; look for it in the workspace")]
 pub struct Unclear;
 
 impl Default for Limits {
@@ -100,10 +100,13 @@ impl Commands {
 }
 
 impl Announced {
-    /// Reads the answer to [`Commands::facts`]; `None` where nothing was committed.
-    pub fn parse(output: &[u8]) -> Result<Option<Self>, Unclear> {
-        if output.is_empty() {
-            return Ok(None);
+    /// Reads the answer to [`Commands::facts`], which ended with `exit_code`; `None` where nothing was committed.
+    pub fn parse(output: &[u8], exit_code: i64) -> Result<Option<Self>, Unclear> {
+        match (exit_code, output) {
+            (0, []) => return Ok(None),
+            (0, _) => (),
+            // The branch is gone, or the repository: there may be work all the same.
+            _ => return Err(Unclear),
         }
         let lines = output.strip_suffix(b"\n").ok_or(Unclear)?.split(|byte| *byte == b'\n');
         let mut announced: Option<Self> = None;

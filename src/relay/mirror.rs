@@ -75,7 +75,7 @@ impl Mirror {
         lock.lock().map_err(disk)?;
         if !fs::exists(self.git_dir.join(MADE)).map_err(disk)? {
             let words = ["--bare", "--quiet", "--template=", "--object-format=sha1"];
-            self.git.call("init").words(words).word(&self.git_dir).done()?;
+            self.call("init").words(words).done()?;
             File::create(self.git_dir.join(MADE)).map_err(disk)?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Moves the branch at the remote, if it still is where the run found it.
 //!
-//! **Invariant:** the only ref that is ever moved is a [`Branch`], which is below `sandbox/`, and only forwards: what is
+//! **Invariant:** the only ref that is ever moved is a [`Branch`](super::Branch), which is below `sandbox/`, and only forwards: what is
 //! pushed builds on what was there, and the remote is told what that was.
 
 use std::time::Duration;
@@ -51,12 +51,11 @@ impl Cleared {
         let remote = work.mirror.remote();
         let call = call.word(remote.url()).word(format!("{}:{target}", work.tip));
         let (said, ended) = remote.admit(call.limits(NETWORK), token).told()?;
-        let was_there = match Answer::read(&said, &target) {
-            Some(Answer::Done) if ended.is_ok() => false,
-            Some(Answer::AlreadyThere) => true,
-            Some(Answer::Stale) => return Err(moved(&work.mirror, &work.state.branch, token)),
-            Some(Answer::Rejected(why)) => return Err(Error::Declined { why: whole(why, &ended) }),
-            _ => return Err(ended.map_or_else(unreached, |()| senseless())),
+        let answer = Answer::read(&said, &target);
+        let was_there = match (answer, ended) {
+            (Some(Answer::Done), Ok(())) => false,
+            (Some(Answer::AlreadyThere), _) => true,
+            (answer, ended) => settled(&work, answer.unwrap_or(Answer::None), ended, token)?,
         };
         let commits = work.commits.len();
         let Quarantined { state, tip, tree, mode, .. } = work;
@@ -71,6 +70,8 @@ enum Answer {
     AlreadyThere,
     Stale,
     Rejected(String),
+    /// Nothing that can be read.
+    None,
 }
 
 impl Answer {
@@ -93,12 +94,23 @@ impl Answer {
     }
 }
 
-/// Looks at where it is now, for whoever reads the error.
-fn moved(mirror: &Mirror, branch: &Branch, token: Option<&Secret>) -> Error {
-    match mirror.remote_tip(branch, token) {
-        Ok(found) => Error::Moved { branch: branch.clone(), found },
-        Err(error) => error,
+/// Whether the branch is at the work all the same: an answer may be lost, and asked for again by the very library that
+/// git speaks HTTP with; then the remote declines what it has already done.
+fn settled(
+    work: &Quarantined,
+    answer: Answer,
+    ended: Result<(), git::Error>,
+    token: Option<&Secret>,
+) -> Result<bool, Error> {
+    let found = work.mirror.remote_tip(&work.state.branch, token);
+    if matches!(found, Ok(Some(found)) if found == work.tip) {
+        return Ok(true);
     }
+    Err(match answer {
+        Answer::Stale => Error::Moved { branch: work.state.branch.clone(), found: found? },
+        Answer::Rejected(why) => Error::Declined { why: whole(why, &ended) },
+        _ => ended.map_or_else(unreached, |()| senseless()),
+    })
 }
 
 /// The reasons of servers are on standard error.

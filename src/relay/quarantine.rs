@@ -33,6 +33,8 @@ pub struct Quarantined {
     pub(super) mode: Mode,
     pub(super) size: Size,
     pub(super) has_work_elsewhere: bool,
+    /// For every git that looks at it.
+    pub(super) allowance: git::Limits,
 }
 
 /// What the new objects come to, unpacked.
@@ -89,7 +91,7 @@ impl Default for Limits {
             pack_bytes: 64 << 20,
             objects: 200_000,
             bytes: 512 << 20,
-            memory_bytes: 2 << 30,
+            memory_bytes: 1 << 30,
             time: Duration::from_mins(2),
         }
     }
@@ -110,7 +112,7 @@ impl Bundle {
         let cell = Cell { mirror, objects: &objects, limits };
         cell.index(&self)?;
         let commits = cell.commits(&self)?;
-        let size = cell.size(&self)?;
+        let (size, allowance) = (cell.size(&self)?, cell.allowance());
         let Self { state, announced, header, .. } = self;
         let newest = commits.last().expect("there is at least one");
         if newest.tree != announced.tree {
@@ -130,6 +132,7 @@ impl Bundle {
             mode: Mode::Exact(Exactly::NotReplayed),
             size,
             has_work_elsewhere: announced.head.is_some(),
+            allowance,
         })
     }
 }
@@ -158,7 +161,7 @@ impl Quarantined {
 
     /// Git, where it sees the new objects and the mirror's.
     pub(super) fn call(&self, subcommand: &'static str) -> Call<'_> {
-        inside(&self.mirror, &self.objects, subcommand)
+        inside(&self.mirror, &self.objects, subcommand).limits(self.allowance)
     }
 }
 
@@ -173,7 +176,7 @@ impl Cell<'_> {
     fn index(&self, bundle: &Bundle) -> Result<(), Error> {
         let disk = |source| Error::Disk { path: bundle.path.clone(), source };
         let most = format!("--max-input-size={}", self.limits.pack_bytes);
-        let words = ["--strict", "--fix-thin", "--stdin", "--threads=1", &most];
+        let words = [STRICT, "--fix-thin", "--stdin", "--threads=1", &most];
         let call = self.call("index-pack").words(words);
         let pack = bundle.pack().map_err(disk)?;
         call.input(Input::File(pack)).done().map_err(refused)
@@ -273,9 +276,12 @@ impl Cell<'_> {
     }
 }
 
-/// What git fails at here is the agent's doing.
-fn refused(error: git::Error) -> Error {
+/// What git fails at among the agent's objects is the agent's doing.
+pub(super) fn refused(error: git::Error) -> Error {
     match error {
+        git::Error::Failed { said, .. } if EXHAUSTED.iter().any(|words| said.contains(words)) => {
+            Refusal::Costly(said).into()
+        }
         git::Error::Failed { said, .. } => Refusal::Objects(said).into(),
         git::Error::Late { .. } | git::Error::TooMuch { .. } => {
             Refusal::Costly(error.to_string()).into()
@@ -289,6 +295,13 @@ fn inside<'a>(mirror: &'a Mirror, objects: &Path, subcommand: &'static str) -> C
     let call = mirror.call(subcommand).variable("GIT_OBJECT_DIRECTORY", objects);
     call.variable("GIT_ALTERNATE_OBJECT_DIRECTORIES", mirror.objects())
 }
+
+/// Everything that git warns of is an error, and some of what it only mentions.
+const STRICT: &str = "--strict=badFilemode=error,gitmodulesParse=error";
+
+/// What git says, in this language, where its limits are reached.
+const EXHAUSTED: &[&str] =
+    &["out of memory", "Out of memory", "mmap failed", "File size limit exceeded"];
 
 /// A name, a kind and a size of 20 digits.
 const OBJECT_LINE_BYTES: u64 = 72;

@@ -126,7 +126,6 @@ impl Outcome {
             stderr_bytes: stderr.bytes,
             agent: agent.and_then(Result::ok),
             relay: relayed,
-            relay: relayed,
             usage: Usage {
                 spent: run.ledger.spent(),
                 admitted: run.counts.admitted(),

@@ -65,7 +65,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The repository. Without one there is none: git is not let to look for it.
+    /// The repository. Without one there is none: git does not look for it.
     pub fn repository(self, git_dir: &Path) -> Self {
         self.variable("GIT_DIR", git_dir)
     }
@@ -172,6 +172,8 @@ impl<'a> Call<'a> {
         let Place { program, home } = self.place;
         let mut command = Command::new(program);
         command.env_clear().current_dir(home).env("HOME", home).env("XDG_CONFIG_HOME", home);
+        // There is no repository but the one that is named.
+        command.env("GIT_DIR", home.join("none"));
         command.envs(ENVIRONMENT.iter().copied()).envs(self.environment.iter().cloned());
         for setting in SETTINGS.iter().copied().chain(self.settings.iter().map(String::as_str)) {
             command.args(["-c", setting]);

@@ -56,7 +56,7 @@ impl Default for Limits {
         Self {
             time: Duration::from_mins(1),
             output_bytes: 64 << 20,
-            memory_bytes: 4 << 30,
+            memory_bytes: 1 << 30,
             file_bytes: 1 << 30,
         }
     }

@@ -3,7 +3,6 @@
 pub(super) const ENVIRONMENT: &[(&str, &str)] = &[
     // Git's programs find each other by it, and nothing of a user's.
     ("PATH", "/usr/local/bin:/usr/bin:/bin"),
-    ("GIT_CEILING_DIRECTORIES", "/"),
     ("GIT_CONFIG_NOSYSTEM", "1"),
     ("GIT_CONFIG_GLOBAL", "/dev/null"),
     ("GIT_ATTR_NOSYSTEM", "1"),
@@ -17,6 +16,7 @@ pub(super) const ENVIRONMENT: &[(&str, &str)] = &[
     ("GIT_OPTIONAL_LOCKS", "0"),
     ("GIT_LITERAL_PATHSPECS", "1"),
     ("GIT_PAGER", "cat"),
+    ("GIT_ADVICE", "0"),
     // What git says is parsed.
     ("LC_ALL", "C"),
     ("TZ", "UTC"),
@@ -40,7 +40,7 @@ pub(super) const SETTINGS: &[&str] = &[
     "push.gpgSign=false",
     "gc.auto=0",
     "maintenance.auto=false",
-    "advice.detachedHead=false",
+    "advice.graftFileDeprecated=false",
     "submodule.recurse=false",
     "fetch.recurseSubmodules=false",
     "protocol.allow=never",

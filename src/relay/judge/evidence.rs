@@ -9,6 +9,7 @@ use super::secret::{Found, Scanner, Text};
 use crate::base::secret::Secret;
 use crate::relay::git::batch::Part;
 use crate::relay::git::{self, Input};
+use crate::relay::quarantine::refused;
 use crate::relay::{Error, Quarantined, Sha};
 
 /// All that rules are about.
@@ -128,7 +129,7 @@ fn outcome(work: &Quarantined) -> Result<Vec<Change>, Error> {
 
 fn between(work: &Quarantined, from: Sha) -> Result<Vec<Change>, Error> {
     let call = work.call("diff-tree").words(DIFF).words([from.to_string(), work.tip.to_string()]);
-    parsed(&call.bytes()?)
+    parsed(&call.bytes().map_err(refused)?)
 }
 
 /// What each commit changes; of a merge, what is in none of its parents.
@@ -138,7 +139,7 @@ fn history(work: &Quarantined) -> Result<Vec<Change>, Error> {
         let _ = writeln!(names, "{}", commit.name);
     }
     let call = work.call("diff-tree").words(DIFF).words(["-c", "--no-commit-id", "--stdin"]);
-    parsed(&call.input(Input::Bytes(names.into_bytes())).bytes()?)
+    parsed(&call.input(Input::Bytes(names.into_bytes())).bytes().map_err(refused)?)
 }
 
 fn parsed(bytes: &[u8]) -> Result<Vec<Change>, Error> {
@@ -173,9 +174,9 @@ fn read(work: &Quarantined, blobs: BTreeSet<Sha>, take: impl FnMut(Part<'_>)) ->
         let _ = writeln!(names, "{name}");
     }
     // As large as what may come in, and larger: blobs of before are read as well.
-    let limits = git::Limits { output_bytes: u64::MAX, ..git::Limits::default() };
+    let limits = git::Limits { output_bytes: u64::MAX, ..work.allowance };
     let call = work.call("cat-file").word("--batch").limits(limits);
-    Ok(call.input(Input::Bytes(names.into_bytes())).objects(take)?)
+    call.input(Input::Bytes(names.into_bytes())).objects(take).map_err(refused)
 }
 
 /// Whether a link at `path` with this target leads out of the tree, or into git's own directory.

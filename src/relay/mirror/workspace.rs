@@ -68,15 +68,17 @@ impl Mirror {
     ) -> Result<(), Error> {
         let git_dir = workspace.join(".git");
         let branch = state.branch.to_string();
+        let inside = |what| {
+            let call = self.git.call(what).repository(&git_dir).limits(LARGE);
+            call.variable("GIT_WORK_TREE", workspace)
+        };
         let words = ["--quiet", "--template=", "--object-format=sha1", "--initial-branch", &branch];
-        // Without `GIT_DIR`: it would make a bare one.
-        self.git.call("init").words(words).word(workspace).done()?;
+        inside("init").words(words).done()?;
         let origin = format!("refs/remotes/origin/{}", state.base);
         let (base, own) = (own_ref(&state.branch, "base"), own_ref(&state.branch, "branch"));
         let mut wanted = vec![format!("{base}:{origin}")];
         wanted.extend(state.exists.then(|| format!("{own}:{}", state.branch.to_ref())));
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--update-head-ok", "--"];
-        let inside = |what| self.git.call(what).repository(&git_dir).limits(LARGE);
         inside("fetch").words(words).word(bundle).words(wanted).done()?;
         if !state.exists {
             inside("update-ref")
@@ -85,8 +87,7 @@ impl Mirror {
                 .done()?;
         }
         // Nobody is in here yet who could make a link lead anywhere, and git itself writes through none.
-        let checkout = inside("reset").variable("GIT_WORK_TREE", workspace);
-        checkout.setting("core.symlinks=true").words(["--hard", "--quiet"]).done()?;
+        inside("reset").setting("core.symlinks=true").words(["--hard", "--quiet"]).done()?;
         for (key, value) in [("user.name", &author.name), ("user.email", &author.email)] {
             inside("config").words(["set", "--local", "--", key, value]).done()?;
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use super::Quarantined;
@@ -129,19 +129,39 @@ impl Provenance {
     }
 }
 
-/// The commits that the patches say they are of; `None` where a line begins like a patch and is none.
-fn names(patches: &Path) -> std::io::Result<Option<Vec<Sha>>> {
-    let (mut file, mut line) = (BufReader::new(File::open(patches)?), vec![]);
-    let mut names = vec![];
-    while file.read_until(b'\n', &mut line)? > 0 {
+/// The commits that the patches say they are of; `None` where a line begins like a patch and is none, or where there
+/// are no patches, or too many.
+fn names(patches: &Path) -> io::Result<Option<Vec<Sha>>> {
+    let file = match File::open(patches) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    if file.metadata()?.len() > MAX_PATCHES_BYTES {
+        return Ok(None);
+    }
+    let (mut file, mut names) = (BufReader::new(file), vec![]);
+    // The beginning of a line: one may be as long as the file.
+    let mut line = vec![];
+    loop {
+        let read = file.fill_buf()?;
+        let end = memchr::memchr(b'\n', read).map_or(read.len(), |at| at + 1);
+        let room = FROM_BYTES.saturating_sub(line.len()).min(end);
+        line.extend_from_slice(&read[..room]);
+        let is_whole = read.is_empty() || read[end - 1] == b'\n';
+        file.consume(end);
+        if !is_whole {
+            continue;
+        }
         if let Some(rest) = line.strip_prefix(b"From ") {
             let name = rest.strip_suffix(b" Mon Sep 17 00:00:00 2001\n").and_then(Sha::parse);
             let Some(name) = name else { return Ok(None) };
             names.push(name);
         }
+        if line.is_empty() {
+            return Ok(Some(names));
+        }
         line.clear();
     }
-    Ok(Some(names))
 }
 
 impl Mode {
@@ -158,3 +178,9 @@ impl Mode {
         }
     }
 }
+
+/// More than a line that begins a patch.
+const FROM_BYTES: usize = 100;
+
+/// Git holds all of them in memory when it applies them.
+const MAX_PATCHES_BYTES: u64 = 256 << 20;

@@ -1,5 +1,7 @@
 //! A remote, this machine's relay, and runs whose sandbox is a directory.
 
+use std::fs;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -40,6 +42,15 @@ impl Place {
         Self::at(directory, remote, &url)
     }
 
+    /// The same, with a copy of a remote.
+    pub(crate) fn copy_of(seed: &Repository) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("remote.git");
+        copy(&seed.path, &path);
+        let url = path.display().to_string();
+        Self::at(directory, Repository::at(&path), &url)
+    }
+
     /// The same, where the relay reaches the remote by another address.
     pub(crate) fn at(directory: TempDir, remote: Repository, url: &str) -> Self {
         let state = directory.path().join("state");
@@ -71,20 +82,29 @@ impl Place {
     }
 
     /// The agent is done: what it made is taken out; `None` where it committed nothing.
-    pub(crate) fn extract(&self, run: &Run) -> Option<Announced> {
-        let workspace = run.workspace.path.display().to_string();
-        let commands = Commands::new(&run.state, &workspace, &self.config.extract);
-        let announced = Announced::parse(&execute(&commands.facts)).unwrap()?;
-        let announced = announced.with_head(&execute(&commands.head));
-        for (command, path) in [
-            (&commands.patches, run.artifacts.patches()),
-            (&commands.bundle, run.artifacts.bundle()),
-        ] {
-            let mut spool = run.artifacts.spool(path, command.output_bytes).unwrap();
-            spool.push(&execute(command)).unwrap();
-            spool.finish().unwrap();
+    pub(crate) fn extract(&self, run: &Run) -> Result<Option<Announced>, extract::Unclear> {
+        let announced = self.extract_without_patches(run)?;
+        if announced.is_some() {
+            take(&self.commands(run).patches, &run.artifacts, run.artifacts.patches());
         }
-        Some(announced)
+        Ok(announced)
+    }
+
+    pub(crate) fn extract_without_patches(
+        &self,
+        run: &Run,
+    ) -> Result<Option<Announced>, extract::Unclear> {
+        let commands = self.commands(run);
+        let (facts, exit_code) = execute(&commands.facts);
+        let Some(announced) = Announced::parse(&facts, exit_code)? else { return Ok(None) };
+        let announced = announced.with_head(&execute(&commands.head).0);
+        take(&commands.bundle, &run.artifacts, run.artifacts.bundle());
+        Ok(Some(announced))
+    }
+
+    pub(crate) fn commands(&self, run: &Run) -> Commands {
+        let workspace = run.workspace.path.display().to_string();
+        Commands::new(&run.state, &workspace, &self.config.extract)
     }
 
     /// From what came out to the verdict.
@@ -101,13 +121,14 @@ impl Place {
 
     /// The whole way, for work that is welcome.
     pub(crate) fn deliver(&self, run: &Run) -> Result<Pushed, Error> {
-        let announced = self.extract(run).expect("the agent has committed something");
+        let announced = self.extract(run).unwrap().expect("the agent has committed something");
         self.judge(run, announced)?.cleared().expect("the work is not held").push(None)
     }
 
-    /// Where a branch of the remote stands.
+    /// Where a branch of the remote stands; nothing where it is not there.
     pub(crate) fn tip(&self, branch: &str) -> String {
-        self.remote.git(["rev-parse", &format!("refs/heads/{branch}")])
+        let path = self.remote.path.join("refs/heads").join(branch);
+        fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
     }
 }
 
@@ -119,17 +140,44 @@ pub(crate) fn provenance() -> Provenance {
     }
 }
 
-/// What a sandbox would be asked to do, as it is: the words, and the words' environment over that of a container.
-pub(crate) fn execute(command: &extract::Command) -> Vec<u8> {
-    // A sandbox's standard error is for people.
-    let output = Command::new(&command.argv[0])
+fn take(command: &extract::Command, artifacts: &Artifacts, path: PathBuf) {
+    let mut spool = artifacts.spool(path, command.output_bytes).unwrap();
+    // What is too long is cut, as if it had never been said.
+    let _ = spool.push(&execute(command).0);
+    spool.finish().unwrap();
+}
+
+/// What a sandbox would be asked to do, as it is: the words, and the words' environment over that of a container. It
+/// is cut where it says more than it may.
+pub(crate) fn execute(command: &extract::Command) -> (Vec<u8>, i64) {
+    let mut child = Command::new(&command.argv[0])
         .args(&command.argv[1..])
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .envs(command.env.iter().copied())
-        .current_dir(Path::new("/"))
+        .current_dir("/")
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
         .unwrap();
-    output.stdout
+    let mut output = vec![];
+    let mut stdout = child.stdout.take().unwrap().take(command.output_bytes + 1);
+    stdout.read_to_end(&mut output).unwrap();
+    if output.len() as u64 > command.output_bytes {
+        child.kill().unwrap();
+    }
+    (output, child.wait().unwrap().code().unwrap_or(-1).into())
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
 }

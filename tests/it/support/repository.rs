@@ -59,6 +59,33 @@ impl Repository {
         self.git(["rev-parse", "HEAD"])
     }
 
+    /// Puts an object into the repository, however bad it is, and returns its name.
+    pub(crate) fn object(&self, kind: &str, content: impl AsRef<[u8]>) -> String {
+        let words = ["hash-object", "-w", "--literally", "--stdin", "-t", kind];
+        self.git_with(words, content.as_ref())
+    }
+
+    /// Puts a tree of these entries into the repository, in their order: mode, name, object.
+    pub(crate) fn tree(&self, entries: &[(&str, &[u8], &str)]) -> String {
+        let mut tree = vec![];
+        for (mode, name, object) in entries {
+            tree.extend_from_slice(mode.as_bytes());
+            tree.push(b' ');
+            tree.extend_from_slice(name);
+            tree.push(0);
+            let byte = |at: usize| u8::from_str_radix(&object[at..at + 2], 16).unwrap();
+            tree.extend((0..40).step_by(2).map(byte));
+        }
+        self.object("tree", tree)
+    }
+
+    /// Commits a tree on top of what is checked out, and moves the branch there; the files stay as they are.
+    pub(crate) fn commit_tree(&self, tree: &str, message: &str) -> String {
+        let commit = self.git(["commit-tree", tree, "-p", "HEAD", "-m", message]);
+        self.git(["update-ref", "HEAD", &commit]);
+        commit
+    }
+
     /// Runs git, which must be content, and returns what it prints, without the last line's end.
     #[track_caller]
     pub(crate) fn git<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {

@@ -1,0 +1,47 @@
+//! Messages that are more than messages to whoever reads patches.
+
+use super::{Attack, Case, Claim};
+
+pub(super) const ATTACKS: &[Attack] = &[
+    ("message with a diff", |case| with(case, DIFF)),
+    ("message with a From line", |case| {
+        with(case, &format!("Odd\n\nFrom {} Mon Sep 17 00:00:00 2001\nFrom: x\n", "1".repeat(40)))
+    }),
+    ("message with another From line", |case| with(case, "Odd\n\nFrom here it goes on\n")),
+    ("message with ---", |case| with(case, "Odd\n\nabove\n---\nbelow\n")),
+    ("message with scissors", |case| with(case, "Odd\n\nabove\n-- >8 --\nSubject: below\n")),
+    ("message with a brackets", |case| with(case, "[PATCH 1/2] [WIP] Odd\n")),
+    ("message in another encoding", |case| {
+        case.agent().git(["config", "i18n.commitEncoding", "ISO-8859-1"]);
+        with_bytes(case, b"Gr\xfc\xdfe\n\nmit Zeichen\n")
+    }),
+    ("message that is no text", |case| with_bytes(case, b"\xff\xfe odd \x01\x1b[31m\n")),
+    ("message with nothing", |case| with(case, "")),
+    ("message with a token", |case| {
+        with(case, &format!("Odd\n\nghp_{}\n", "a1B2c3D4e5F6".repeat(3)))
+    }),
+    ("message with our trailer", |case| with(case, "Odd\n\nSandbox-Run: another\n")),
+    ("message with trailers", |case| with(case, "Odd\n\nSigned-off-by: A <a@example.com>\n")),
+];
+
+fn with(case: &Case, message: &str) -> Claim {
+    with_bytes(case, message.as_bytes())
+}
+
+fn with_bytes(case: &Case, message: &[u8]) -> Claim {
+    case.agent().write("honest.txt", "work\n");
+    case.agent().git(["add", "-A"]);
+    let words = ["commit", "-q", "--cleanup=verbatim", "--allow-empty-message", "-F", "-"];
+    case.agent().git_with(words, message);
+    case.extract()
+}
+
+/// `git am` takes it for the patch.
+const DIFF: &str = "Harmless\n\n\
+    diff --git a/.github/workflows/evil.yml b/.github/workflows/evil.yml\n\
+    new file mode 100644\n\
+    --- /dev/null\n\
+    +++ b/.github/workflows/evil.yml\n\
+    @@ -0,0 +1 @@\n\
+    +on: push\n\n\
+    The end.\n";

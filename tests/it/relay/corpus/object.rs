@@ -1,0 +1,95 @@
+//! Objects that git itself would not make.
+
+use super::{Attack, Case, Claim};
+
+pub(super) const ATTACKS: &[Attack] = &[
+    (".git in a tree", |case| entry(case, "100644", b".git")),
+    (".GIT in a tree", |case| entry(case, "100644", b".GIT")),
+    ("git~1 in a tree", |case| entry(case, "100644", b"git~1")),
+    (".git with a hidden letter", |case| entry(case, "100644", ".g\u{200c}it".as_bytes())),
+    (".. in a tree", |case| entry(case, "100644", b"..")),
+    ("a path in a tree", |case| entry(case, "100644", b"../../outside")),
+    ("an unknown mode", |case| entry(case, "100600", b"odd")),
+    ("link as .gitmodules", |case| entry(case, "120000", b".gitmodules")),
+    ("submodule", |case| {
+        let tree = case.agent().tree(&[("160000", b"sub", &"1".repeat(40))]);
+        case.agent().commit_tree(&tree, "A submodule");
+        case.extract()
+    }),
+    ("two entries of one name", |case| {
+        let blob = case.agent().object("blob", "x");
+        let tree = case.agent().tree(&[("100644", b"a", &blob), ("100755", b"a", &blob)]);
+        case.agent().commit_tree(&tree, "Twice");
+        case.extract()
+    }),
+    ("entries out of order", |case| {
+        let blob = case.agent().object("blob", "x");
+        let tree = case.agent().tree(&[("100644", b"b", &blob), ("100644", b"a", &blob)]);
+        case.agent().commit_tree(&tree, "Mixed");
+        case.extract()
+    }),
+    ("author with <", |case| commit(case, "A <B <a@example.com> 1 +0000", "Odd\n")),
+    ("author on two lines", |case| commit(case, "A\nparent 1 <a@example.com> 1 +0000", "Odd\n")),
+    ("author without an address", |case| commit(case, "A 1 +0000", "Odd\n")),
+    ("author of another time", |case| {
+        commit(case, "A <a@example.com> 99999999999999999999 +0000", "Odd\n")
+    }),
+    ("author with a NUL", |case| commit(case, "A\0B <a@example.com> 1 +0000", "Odd\n")),
+    ("message with a NUL", |case| commit(case, "A <a@example.com> 1 +0000", "Odd\0more\n")),
+    ("signed commit", |case| {
+        commit(
+            case,
+            "A <a@example.com> 1 +0000\ncommitter A <a@example.com> 1 +0000\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----",
+            "Signed\n",
+        )
+    }),
+    ("tree of ten thousand million files", |case| {
+        let mut object = case.agent().object("blob", "boom");
+        let mut mode = "100644";
+        for _ in 0..10 {
+            let names: Vec<_> = (b'a'..=b'j').map(|letter| [letter]).collect();
+            let entries: Vec<_> =
+                names.iter().map(|name| (mode, name.as_slice(), object.as_str())).collect();
+            object = case.agent().tree(&entries);
+            mode = "40000";
+        }
+        case.agent().commit_tree(&object, "Boom");
+        // It would take the patches' whole time, and come to nothing.
+        case.place.extract_without_patches(&case.run)
+    }),
+    ("tip is a tag", |case| {
+        let tip = honest(case);
+        let tag =
+            format!("object {tip}\ntype commit\ntag t\ntagger A <a@example.com> 1 +0000\n\nx\n");
+        let tag = case.agent().object("tag", tag);
+        let path = case.agent().path.join(".git/refs/heads/sandbox/case");
+        std::fs::write(path, format!("{tag}\n")).unwrap();
+        case.extract()
+    }),
+];
+
+fn honest(case: &Case) -> String {
+    case.agent().write("honest.txt", "work\n");
+    case.agent().commit("Work")
+}
+
+/// A commit of a tree with one bad entry.
+fn entry(case: &Case, mode: &str, name: &[u8]) -> Claim {
+    let blob = case.agent().object("blob", "evil\n");
+    let tree = case.agent().tree(&[(mode, name, &blob)]);
+    case.agent().commit_tree(&tree, "A tree");
+    case.extract()
+}
+
+/// A commit whose author's line, and what follows it, is given.
+fn commit(case: &Case, author: &str, message: &str) -> Claim {
+    let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
+    let start = case.run.state.start;
+    let committer =
+        if author.contains("\ncommitter ") { "" } else { "\ncommitter A <a@example.com> 1 +0000" };
+    let content = format!("tree {tree}\nparent {start}\nauthor {author}{committer}\n\n{message}");
+    let commit = case.agent().object("commit", content);
+    let path = case.agent().path.join(".git/refs/heads/sandbox/case");
+    std::fs::write(path, format!("{commit}\n")).unwrap();
+    case.extract()
+}

@@ -1,0 +1,168 @@
+//! L5: work that is not pushed is kept, with the line that applies it.
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::relay::Verdict;
+use cogni_gateway::relay::judge::{Config, Pattern, Ruling};
+
+use super::place::{Place, provenance};
+use crate::support::repository::{Repository, command};
+
+/// L5: the very line, in a clone of the repository.
+#[test]
+fn held_work_is_applied_by_one_line() {
+    let place = Place::new();
+    let run = place.begin("held", "it's one");
+    run.workspace.write(".github/workflows/ci.yml", "on: push\n");
+    let tip = run.workspace.commit("A workflow");
+    let announced = place.extract(&run).unwrap().unwrap();
+    let held = place.judge(&run, announced).unwrap().cleared().unwrap_err();
+    assert_eq!(place.tip("sandbox/held"), "");
+    let line = held.apply_line(&run.artifacts);
+    let shown = line.replace(place.directory.path().to_str().unwrap(), "");
+    insta::assert_snapshot!(
+        shown,
+        @r"git fetch '/it'\''s one.artifacts/bundle' 'refs/heads/sandbox/held:refs/heads/held/held'"
+    );
+    let clone = place.path("clone");
+    let url = place.remote.path.display().to_string();
+    Repository::at(place.directory.path()).git(["clone", "-q", &url, clone.to_str().unwrap()]);
+    let applied = command("sh", &clone).args(["-c", &line]).status().unwrap();
+    assert!(applied.success());
+    assert_eq!(Repository::at(&clone).git(["rev-parse", "held/held"]), tip);
+    // What people read applies as well.
+    let patches = run.artifacts.patches();
+    let mut am = command("git", &clone);
+    assert!(am.args(["am", "--quiet"]).arg(patches).status().unwrap().success());
+    assert!(clone.join(".github/workflows/ci.yml").exists());
+}
+
+/// L5: rules are data, in a file that says every one of them.
+#[test]
+fn the_shipped_file_is_what_holds_without_one() {
+    let file = std::fs::read_to_string("config/relay.toml").unwrap();
+    let default = Config::default();
+    assert_eq!(Config::parse(&file).unwrap(), default);
+    assert_eq!(default.extract, cogni_gateway::relay::extract::Limits::default());
+    assert_eq!(default.quarantine, cogni_gateway::relay::quarantine::Limits::default());
+    let own = Config::parse("[policy]\nnew_program = \"push\"\n[extract]\ncommits = 5\n").unwrap();
+    assert_eq!((own.policy.new_program, own.extract.commits), (Ruling::Push, 5));
+    assert_eq!(own.policy.paths, default.policy.paths);
+    for wrong in [
+        "[policy]\nnew_progam = \"push\"",
+        "[policy]\nsecret = \"maybe\"",
+        "[[policy.secrets]]\nname = \"x\"\npattern = \"(\"",
+    ] {
+        assert!(Config::parse(wrong).is_err(), "{wrong}");
+    }
+}
+
+/// L5: an operator's own rule comes in the place of the built-in ones.
+#[test]
+fn an_operators_rules_decide() {
+    let mut place = Place::new();
+    place.config = Config::parse(
+        "[[policy.paths]]\nwhy = \"it is ours\"\nverdict = \"hold\"\nmatch = [\"docs/**\"]\n",
+    )
+    .unwrap();
+    let run = place.begin("rules", "one");
+    run.workspace.write("docs/more.md", "more\n");
+    run.workspace.write(".vscode/tasks.json", "{}\n");
+    run.workspace.commit("Docs");
+    let announced = place.extract(&run).unwrap().unwrap();
+    let judged = place.judge(&run, announced).unwrap();
+    let reasons: Vec<_> = judged.verdict().reasons().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        (judged.verdict().as_str(), reasons),
+        ("hold", vec!["`docs/more.md`: it is ours".to_owned()])
+    );
+}
+
+/// L5: this host's own credentials are found wherever they are, also where two pieces of a file meet.
+#[test]
+fn a_credential_of_this_host_is_found_anywhere() {
+    let place = Place::new();
+    let run = place.begin("leak", "one");
+    let secret = "correct-horse-battery-staple";
+    for at in [0, 16_370, 65_500] {
+        let name = format!("{at}.bin");
+        run.workspace.write(&name, [vec![b'.'; at], secret.into(), vec![b'.'; 40_000]].concat());
+    }
+    run.workspace.commit("Leaks");
+    let announced = place.extract(&run).unwrap().unwrap();
+    let work = cogni_gateway::relay::Work {
+        mirror: &place.mirror,
+        lease: &run.lease,
+        state: run.state.clone(),
+        announced,
+        artifacts: &run.artifacts,
+    };
+    let judged = work.judge(&place.config, &provenance(), &[Secret::new(secret)]).unwrap();
+    let Verdict::Hold(reasons) = judged.verdict() else { panic!("{:?}", judged.verdict()) };
+    assert_eq!(reasons.len(), 3, "{reasons:?}");
+    assert!(!format!("{reasons:?}").contains(secret));
+}
+
+/// L5: a credential that has been there for long is not the agent's.
+#[test]
+fn a_credential_that_was_there_is_not_found_again() {
+    let place = Place::new();
+    let work = Repository::with_files(&place.path("work"));
+    let url = place.remote.path.display().to_string();
+    work.git(["pull", "-q", &url, "main"]);
+    let token = format!("token = \"ghp_{}\"\n", "a1B2c3D4e5F6".repeat(3));
+    work.write("conf.txt", &token);
+    work.commit("A token of long ago");
+    work.git(["push", "-q", &url, "main"]);
+    let run = place.begin("old", "one");
+    run.workspace.write("conf.txt", token.clone() + "more = 1\n");
+    run.workspace.commit("More");
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!(pushed.verdict, Verdict::Push);
+}
+
+/// L5: where `*` and `**` reach.
+#[test]
+fn patterns_match_whole_paths() {
+    let matches = |pattern: &str, path: &str| Pattern::new(pattern).matches(path.as_bytes());
+    for (pattern, path) in [
+        ("**/requirements*.txt", "a/requirements-dev.txt"),
+        ("**/*.gradle.kts", "build.gradle.kts"),
+        (".*/**", ".a/b"),
+        ("a/**/b", "a/b"),
+        ("a/**/b", "a/x/y/b"),
+        ("**", "any/thing"),
+        ("x*y*z", "xayyz"),
+    ] {
+        assert!(matches(pattern, path), "{pattern} {path}");
+    }
+    for (pattern, path) in [
+        ("AGENTS.md", "docs/AGENTS.md"),
+        (".*/**", "a/.b/c"),
+        ("a/*", "a/b/c"),
+        ("a/**/b", "a/b/c"),
+        ("x*y", "xyz"),
+        ("ab*ba", "aba"),
+        ("", "a"),
+    ] {
+        assert!(!matches(pattern, path), "{pattern} {path}");
+    }
+}
+
+/// L4, L6: a thousand commits are as many afterwards.
+#[test]
+fn a_thousand_commits_arrive() {
+    let place = Place::new();
+    let run = place.begin("long", "one");
+    let mut stream = String::new();
+    for at in 0..1000 {
+        let from = if at == 0 { "from refs/heads/sandbox/long^0\n" } else { "" };
+        stream += &format!(
+            "commit refs/heads/sandbox/long\ncommitter A <a@example.com> {at} +0100\ndata 5\n{at:<5}\n{from}\
+             M 100644 inline counter\ndata 5\n{at:<5}\n"
+        );
+    }
+    run.workspace.git_with(["fast-import", "--quiet"], stream.as_bytes());
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!((pushed.commits, pushed.mode.as_str()), (1000, "replayed"));
+    assert_eq!(place.remote.git(["rev-list", "--count", "main..sandbox/long"]), "1000");
+}

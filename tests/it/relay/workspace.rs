@@ -1,0 +1,128 @@
+//! L2: an agent's workspace, as it is before the agent comes.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use cogni_gateway::relay::mirror::{Author, Owner};
+use cogni_gateway::relay::{Error, Git, Verdict};
+
+use super::place::{Place, Run};
+use crate::support::repository::Repository;
+
+const AGENT: Owner = Owner { uid: 1001, gid: 1001 };
+
+fn feed(place: &Place, run: &Run, path: &Path) -> Result<(), Error> {
+    let author = Author { name: "An Agent".into(), email: "agent@example.com".into() };
+    place.mirror.feed(&run.lease, &run.state, path, (AGENT, &author))
+}
+
+/// L2: everything is the agent's, links are links, and what they point to is not touched.
+#[test]
+fn the_workspace_is_the_agents_and_nothing_else_is() {
+    let place = Place::new();
+    let work = Repository::with_files(&place.path("work"));
+    work.git(["pull", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    let target = place.path("target");
+    fs::write(&target, "not the agent's").unwrap();
+    symlink(&target, work.path.join("link")).unwrap();
+    work.commit("A link");
+    work.git(["push", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    let run = place.begin("owned", "first");
+    let path = place.path("owned");
+    feed(&place, &run, &path).unwrap();
+    let mut folders = vec![path.clone()];
+    while let Some(folder) = folders.pop() {
+        assert_eq!(folder.symlink_metadata().unwrap().uid(), 1001, "{}", folder.display());
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let found = entry.path().symlink_metadata().unwrap();
+            assert_eq!((found.uid(), found.gid()), (1001, 1001), "{}", entry.path().display());
+            folders.extend(found.is_dir().then(|| entry.path()));
+        }
+    }
+    assert!(path.join("link").is_symlink());
+    assert_eq!(target.metadata().unwrap().uid(), place.directory.path().metadata().unwrap().uid());
+    // Once it is the agent's, it is never ours again.
+    let again = feed(&place, &run, &path).unwrap_err();
+    assert!(matches!(again, Error::State { .. }), "{again}");
+}
+
+/// L2: no directory is taken that somebody may have prepared.
+#[test]
+fn a_directory_that_is_not_ours_and_empty_is_not_fed() {
+    let place = Place::new();
+    let run = place.begin("other", "first");
+    let full = place.path("full");
+    fs::create_dir(&full).unwrap();
+    fs::write(full.join(".git"), "gitdir: /elsewhere").unwrap();
+    let elsewhere = place.path("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let link = place.path("link");
+    symlink(&elsewhere, &link).unwrap();
+    for path in [full, link] {
+        let error = feed(&place, &run, &path).unwrap_err();
+        assert!(matches!(error, Error::State { .. }), "{error}");
+    }
+    let empty = place.path("empty");
+    fs::create_dir(&empty).unwrap();
+    feed(&place, &run, &empty).unwrap();
+    assert_eq!(empty.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+/// L2: the agent has the base at hand; and what it merges from there is not taken for its own work.
+#[test]
+fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
+    let place = Place::new();
+    let run = place.begin("behind", "first");
+    run.workspace.write("own.txt", "own\n");
+    run.workspace.commit("Own");
+    place.deliver(&run).unwrap();
+    drop(run);
+    let work = Repository::with_files(&place.path("work"));
+    let url = place.remote.path.display().to_string();
+    work.git(["pull", "-q", &url, "main"]);
+    work.write(".github/workflows/ci.yml", "on: push\n");
+    work.commit("A workflow");
+    work.git(["push", "-q", &url, "main"]);
+    let run = place.begin("behind", "second");
+    assert!(run.state.exists && run.state.start != run.state.base_tip);
+    run.workspace.git(["merge", "-q", "--no-edit", "origin/main"]);
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!((pushed.verdict, pushed.commits), (Verdict::Push, 2));
+}
+
+/// L2: mirrors are made once, also by two at a time, and serve runs at several branches at once.
+#[test]
+fn runs_at_several_branches_work_at_once() {
+    let place = Place::new();
+    std::thread::scope(|scope| {
+        for at in 0..4 {
+            let place = &place;
+            scope.spawn(move || {
+                let run = place.begin(&format!("key-{at}"), &format!("run-{at}"));
+                run.workspace.write(&format!("{at}.txt"), "work\n");
+                run.workspace.commit("Work");
+                let pushed = place.deliver(&run).unwrap();
+                assert_eq!(place.tip(&format!("sandbox/key-{at}")), pushed.tip.to_string());
+            });
+        }
+    });
+}
+
+/// L4: git on this machine listens to nobody: not to its user, not to the system, not to the environment.
+#[test]
+fn the_relays_git_is_configured_by_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let home = directory.path().join("home");
+    let git = Git::find(&home).unwrap();
+    fs::write(home.join(".gitconfig"), "[user]\n\tname = Evil\n").unwrap();
+    let said = git.call("config").words(["list", "--show-origin"]).text().unwrap();
+    let others: Vec<_> = said.lines().filter(|line| !line.starts_with("command line:")).collect();
+    assert_eq!(others, Vec::<&str>::new());
+    // Nor does it look for a repository around it.
+    Repository::with_files(&home);
+    let found = git.call("rev-parse").word("--git-dir").text();
+    assert!(found.is_err(), "{found:?}");
+}
