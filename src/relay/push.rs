@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::judge::Cleared;
 use super::quarantine::Mode;
-use super::{Branch, BranchState, Error, Lease, Mirror, Quarantined, Sha, Verdict, git};
+use super::{BranchState, Error, Lease, Quarantined, Sha, Verdict, git};
 use crate::base::secret::Secret;
 
 /// The branch is at the work.

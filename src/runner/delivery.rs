@@ -128,7 +128,7 @@ impl Target {
         let commands = Commands::new(state, sandbox::spec::WORKSPACE, self.relay.limits());
         let artifacts = self.relay.artifacts()?;
         let facts = extractor.answer(&artifacts, &commands.facts).await?;
-        let Some(announced) = Announced::parse(&facts)? else {
+        let Some(announced) = Announced::parse(&facts, 0)? else {
             artifacts.discard()?;
             return Ok(None);
         };

@@ -6,20 +6,24 @@
 //!
 //! **Invariant:** the container lives no longer than its helper, and the helper no longer than its runner.
 
-pub mod cgroup;
+mod cgroup;
 pub mod helper;
 mod messages;
 mod network;
 mod payload;
 mod root;
 
-use std::os::unix::net::UnixStream as StdStream;
+use std::io::ErrorKind;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::io::{
+    AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, copy, sink,
+};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
@@ -30,7 +34,7 @@ use super::spec::oci;
 use super::{Cause, Ended, Error, Order, name_of};
 use messages::{Event, Signal, Task};
 
-pub use cgroup::leftovers;
+pub use cgroup::{Leftover, leftovers, remove};
 
 /// How a container of our own is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +66,7 @@ pub async fn run<W: AsyncWrite + Unpin>(
     until: impl Future<Output = Cause>,
 ) -> Result<Ended, Error> {
     let begun = Instant::now();
+    let _claim = claim(&order.spec.run)?;
     let name = format!("{}-{}", name_of(&order.spec.run), order.stamp.owner.to_file_name());
     let task = task(settings, order, &name)?;
     let mut helper = Helper::start(&settings.program, &task).await?;
@@ -89,6 +94,16 @@ pub async fn run<W: AsyncWrite + Unpin>(
         tidy_up(cgroup).await;
     }
     ended
+}
+
+/// A run's claim to be the only one of its name on this machine. The kernel forgets it with this process.
+fn claim(run: &str) -> Result<UnixListener, Error> {
+    let address = SocketAddr::from_abstract_name(name_of(run))
+        .and_then(|name| UnixListener::bind_addr(&name));
+    address.map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => Error::Taken(run.to_owned()),
+        _ => Error::Embedded(error.to_string()),
+    })
 }
 
 /// What the helper is given: all that it needs to know, so that it has to look at nothing by itself.
@@ -126,6 +141,8 @@ impl Helper {
         let mut command = Command::new(program);
         command
             .arg0(helper::NAME)
+            // For whoever looks at this machine's processes.
+            .arg(&task.name)
             // It has no use for our secrets.
             .env_clear()
             .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
@@ -178,11 +195,20 @@ impl Helper {
         }
     }
 
-    /// Where it has not ended by itself, its death is the container's too.
-    async fn end(mut self) {
-        drop(self.signals);
-        if timeout(LAST_WORDS, self.child.wait()).await.is_err() {
-            let _ = self.child.kill().await;
+    /// Where it has not ended by itself, its death is the container's too. Whoever still holds the output by then has
+    /// been on the way to become the container, and sees in a moment that there is nothing to become any more.
+    async fn end(self) {
+        let Self { mut child, signals, mut stdout, mut stderr, .. } = self;
+        drop(signals);
+        if timeout(LAST_WORDS, child.wait()).await.is_err() {
+            let _ = child.kill().await;
+        }
+        let (mut nobody, mut nobody_else) = (sink(), sink());
+        let rest = async {
+            tokio::join!(copy(&mut stdout, &mut nobody), copy(&mut stderr, &mut nobody_else))
+        };
+        if timeout(LAST_WORDS, rest).await.is_err() {
+            tracing::warn!("something holds the output of a container that is gone");
         }
     }
 }
@@ -237,7 +263,7 @@ async fn pump<W: AsyncWrite + Unpin>(
 /// The helper has done this already, if it was given the time.
 async fn tidy_up(cgroup: &Path) {
     let cgroup = cgroup.to_owned();
-    let removed = tokio::task::spawn_blocking(move || cgroup::remove(&cgroup)).await;
+    let removed = tokio::task::spawn_blocking(move || remove(&cgroup)).await;
     if let Ok(Err(error)) = removed {
         tracing::error!(%error, "a group of processes is left behind");
     }

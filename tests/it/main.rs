@@ -5,6 +5,7 @@
     clippy::unwrap_used,
     reason = "test support is not production code"
 )]
+#![expect(clippy::duplicate_mod, reason = "what is promised of all drivers is tested with each")]
 
 mod access_log;
 mod agent;
@@ -15,6 +16,7 @@ mod budget;
 mod cli;
 mod config;
 mod dropin;
+mod embedded;
 mod examples;
 mod explain;
 mod forge;

@@ -4,7 +4,6 @@ mod branch_key;
 mod corpus;
 mod deliver;
 mod delivery;
-mod delivery;
 mod held;
 mod kill;
 mod outbox;

@@ -1,8 +1,10 @@
 //! R3, R5: what a sandbox is asked to be, what is kept of its words, and whose it is. Without an engine.
 
 mod host_path;
+mod oci;
 mod output;
 mod owner;
+mod seccomp;
 
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
@@ -23,24 +25,7 @@ fn a_sandbox_is_hardened_whatever_is_asked_for() {
 /// R3, R4, R6: what is asked for is added, and takes nothing away.
 #[test]
 fn a_sandbox_gets_what_it_asks_for_and_keeps_its_hardening() {
-    let all = RunSpec {
-        env: [("HOME", "/data"), ("COGNI_MODEL", "m")].map(pair).into(),
-        limits: Limits { max_memory: 1 << 30, pids: 99, cpus: 0.5, ..Limits::default() },
-        workspace: Workspace::Directory { path: "/srv/task".into(), access: Access::ReadWrite },
-        mounts: vec![Mount {
-            source: "/srv/tools".into(),
-            target: "/opt/tools".into(),
-            access: Access::ReadOnly,
-        }],
-        volumes: vec![Volume {
-            name: "cache".into(),
-            target: "/var/cache/agent".into(),
-            access: Access::ReadWrite,
-        }],
-        init: Some("/usr/lib/cogni-init".into()),
-        ..spec()
-    };
-    insta::assert_json_snapshot!(asked(&all));
+    insta::assert_json_snapshot!(asked(&everything()));
 }
 
 /// R3: Docker's own defaults end where ours begin; what is denied by name is not allowed by another line.
@@ -139,6 +124,27 @@ fn asked(spec: &RunSpec) -> Value {
     assert_eq!(body["Labels"]["cogni.spec"].as_str().unwrap().len(), 64);
     body["Labels"]["cogni.spec"] = json!("(sha256)");
     body
+}
+
+/// With something of all that can be asked for.
+fn everything() -> RunSpec {
+    RunSpec {
+        env: [("HOME", "/data"), ("COGNI_MODEL", "m")].map(pair).into(),
+        limits: Limits { max_memory: 1 << 30, pids: 99, cpus: 0.5, ..Limits::default() },
+        workspace: Workspace::Directory { path: "/srv/task".into(), access: Access::ReadWrite },
+        mounts: vec![Mount {
+            source: "/srv/tools".into(),
+            target: "/opt/tools".into(),
+            access: Access::ReadOnly,
+        }],
+        volumes: vec![Volume {
+            name: "cache".into(),
+            target: "/var/cache/agent".into(),
+            access: Access::ReadWrite,
+        }],
+        init: Some("/usr/lib/cogni-init".into()),
+        ..spec()
+    }
 }
 
 fn spec() -> RunSpec {

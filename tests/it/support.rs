@@ -13,5 +13,6 @@ pub(crate) mod middleman;
 pub(crate) mod process;
 pub(crate) mod provider;
 pub(crate) mod repository;
+pub(crate) mod sandboxed;
 pub(crate) mod shared;
 pub(crate) mod wire;

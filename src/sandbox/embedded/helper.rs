@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use libcontainer::container::Container;
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::syscall::syscall::SyscallType;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
@@ -44,6 +44,10 @@ fn serve() -> io::Result<()> {
     let mut first = vec![];
     driver.read_until(b'\n', &mut first)?;
     let task: Task = serde_json::from_slice(&first)?;
+    if is_gone(driver.get_ref())? {
+        // It died before it could have been the death of us.
+        return Ok(());
+    }
     let event = match Made::new(&task) {
         Ok(made) => match made.start() {
             Ok(running) => return running.see_to_its_end(driver, &task),
@@ -205,6 +209,11 @@ impl Running {
         let signal = status.terminating_signal().map(|signal| 128 + signal);
         Ok(status.exit_status().or(signal).unwrap_or_default().into())
     }
+}
+
+fn is_gone(driver: &UnixStream) -> io::Result<bool> {
+    let mut polled = [PollFd::new(driver, PollFlags::RDHUP)];
+    Ok(poll(&mut polled, Some(&Timespec::default()))? > 0)
 }
 
 /// None where there is nobody left to say something.

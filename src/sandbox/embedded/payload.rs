@@ -62,7 +62,7 @@ impl Executor for Payload {
             |error: io::Error| ExecutorValidationError::ArgValidationError(error.to_string());
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| wrong(error.into()))?;
         let mut dead = [PollFd::new(&self.helper, PollFlags::IN)];
-        match poll(&mut dead, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        match poll(&mut dead, Some(&Timespec::default())) {
             Ok(0) => Ok(()),
             Ok(_) => Err(wrong(io::ErrorKind::BrokenPipe.into())),
             Err(error) => Err(wrong(error.into())),

@@ -40,11 +40,17 @@ impl Directory {
     }
 
     fn show_host(&mut self) -> io::Result<()> {
-        for path in HOST_PROGRAMS.iter().chain(HOST_FILES).map(Path::new) {
+        for path in HOST_PROGRAMS.iter().chain(HOST_DIRECTORIES).map(Path::new) {
             self.show(path, path)?;
         }
+        for path in HOST_FILES.iter().map(Path::new) {
+            // Not every machine has it, and a copy costs less than a mount.
+            if let Ok(text) = fs::read(path) {
+                self.write(path, &text)?;
+            }
+        }
         for (path, text) in OWN_FILES {
-            self.write(Path::new(path), text)?;
+            self.write(Path::new(path), text.as_bytes())?;
         }
         Ok(())
     }
@@ -73,7 +79,7 @@ impl Directory {
         }
     }
 
-    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+    fn write(&self, path: &Path, text: &[u8]) -> io::Result<()> {
         let path = self.place_for(path)?;
         fs::write(&path, text)?;
         fs::set_permissions(&path, Permissions::from_mode(0o644))
@@ -94,25 +100,22 @@ impl Directory {
 const HOST_PROGRAMS: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
 /// What programs look up, and nobody keeps a secret in.
-const HOST_FILES: &[&str] = &[
+const HOST_DIRECTORIES: &[&str] = &[
     "/etc/alternatives",
     "/etc/ca-certificates",
     "/etc/crypto-policies",
-    "/etc/debian_version",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/magic",
-    "/etc/mime.types",
-    "/etc/os-release",
     "/etc/pki/ca-trust",
     "/etc/pki/tls/certs",
+    "/etc/ssl/certs",
+];
+const HOST_FILES: &[&str] = &[
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/os-release",
     "/etc/protocols",
     "/etc/services",
-    "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
-    "/etc/terminfo",
 ];
 
 /// Instead of this machine's own, which say more than anybody in there has to know.
@@ -123,7 +126,7 @@ const OWN_FILES: &[(&str, &str)] = &[
          nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     ),
     ("/etc/group", "root:x:0:\nagent:x:1001:\nnogroup:x:65534:\n"),
-    ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n"),
     ("/etc/hostname", "sandbox\n"),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ("/etc/resolv.conf", ""),

@@ -296,10 +296,11 @@ fn extracted(
         [(&commands.patches, artifacts.patches()), (&commands.bundle, artifacts.bundle())]
     {
         let mut spool = artifacts.spool(path, command.output_bytes).unwrap();
-        spool.push(&execute(command)).unwrap();
+        spool.push(&execute(command).0).unwrap();
         spool.finish().unwrap();
     }
-    Announced::parse(&execute(&commands.facts)).unwrap().unwrap()
+    let (facts, exit_code) = execute(&commands.facts);
+    Announced::parse(&facts, exit_code).unwrap().unwrap()
 }
 
 /// A run's audit log.

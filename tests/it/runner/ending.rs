@@ -1,7 +1,6 @@
 //! R5: how runs end that do not end by themselves.
 
 use std::fs;
-use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -59,17 +58,6 @@ fn a_run_that_is_cancelled_says_so_and_is_gone() {
         assert_eq!(result["error_code"], "cancelled", "{result}");
         runner.assert_nothing_is_left(&run);
     }
-}
-
-/// R5: the deadline is armed before the first word to the engine.
-#[test]
-fn an_engine_that_does_not_answer_costs_no_more_than_the_deadline() {
-    let runner = Sandboxed::new();
-    let socket = runner.path().join("engine.sock");
-    let _silent = UnixListener::bind(&socket).unwrap();
-    let flags = ["--docker-socket", socket.to_str().unwrap(), "--max-runtime", "1s"];
-    let result = runner.run(&flags, &["true"]);
-    assert_eq!(result.facts(), json!([false, null, "timeout"]));
 }
 
 /// R1: two sandboxes would be one run's twice; the first is not touched.

@@ -38,8 +38,8 @@ fn what_opens_the_way_out_is_denied() {
         try rm /llm-sock/llm.sock
         try mv /llm-sock/llm.sock /llm-sock/other
         try chmod 777 /llm-sock/llm.sock
-        try nc -w 1 1.1.1.1 53
-        try nslookup example.com
+        try busybox nc -w 1 1.1.1.1 53
+        try busybox nslookup example.com
         try su -c true
         try dd if=/dev/zero of=/proc/sys/kernel/randomize_va_space
         try dmesg
@@ -55,7 +55,7 @@ fn processes_are_limited() {
         "i=0; while [ $i -lt 40 ]; do sleep 5 & i=$((i+1)); done; ls -d /proc/[0-9]* | wc -l";
     let result = Sandboxed::new().run(&["--pids", "16"], &sh(bomb));
     let stderr = result.json["stderr"].as_str().unwrap();
-    assert!(stderr.contains("can't fork"), "{}", result.json);
+    assert!(stderr.contains("fork"), "{}", result.json);
 }
 
 /// R3: files in memory count as memory, and have limits of their own.
