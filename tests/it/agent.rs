@@ -1,5 +1,6 @@
 //! A1: `cogni-agent` as a process of its own, in front of a fake provider: what it says, and how it ends.
 
+mod run;
 mod tool;
 mod wire;
 

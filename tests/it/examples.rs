@@ -2,7 +2,11 @@
 
 use std::fs;
 
+use cogni_gateway::catalog;
 use cogni_gateway::config::Config;
+use cogni_gateway::runner::Request;
+use cogni_gateway::sandbox::spec::Limits;
+use serde::de::DeserializeOwned;
 
 /// The example is complete and equal to the defaults, so that it can be trusted as documentation.
 #[test]
@@ -20,7 +24,10 @@ fn the_commented_settings_are_understood() {
 /// Each table is asked for a key that no table has; the answer names those that it has.
 #[test]
 fn the_example_configuration_leaves_nothing_out() {
-    let text = uncommented();
+    assert_complete::<Config>(&uncommented());
+}
+
+fn assert_complete<T: DeserializeOwned>(text: &str) {
     let shown: toml::Table = text.parse().unwrap();
     let tables = text.lines().filter(|line| line.starts_with('['));
     for header in tables.chain([""]) {
@@ -29,7 +36,7 @@ fn the_example_configuration_leaves_nothing_out() {
         } else {
             text.replace(header, &format!("{header}\nno_such_key = 1"))
         };
-        let answer = toml::from_str::<Config>(&asked).unwrap_err().to_string();
+        let answer = toml::from_str::<T>(&asked).err().unwrap().to_string();
         let expected = answer
             .split("expected one of")
             .nth(1)
@@ -55,8 +62,12 @@ fn example() -> String {
     fs::read_to_string("config/gateway.toml").unwrap()
 }
 
-/// The example with its commented settings and tables in force.
 fn uncommented() -> String {
+    all_of(&example())
+}
+
+/// An example with its commented settings and tables in force.
+fn all_of(text: &str) -> String {
     let is_setting = |line: &str| {
         line.split_once(" = ").is_some_and(|(key, _)| {
             key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
@@ -67,5 +78,31 @@ fn uncommented() -> String {
         let meant = |rest: &&str| is_setting(rest) || is_table(rest);
         line.strip_prefix("# ").filter(meant).unwrap_or(line).to_owned()
     };
-    example().lines().map(line).collect::<Vec<_>>().join("\n")
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Every agent's file is read, and is named after its agent.
+#[test]
+fn the_catalog_is_what_its_files_say() {
+    let mut names: Vec<_> = fs::read_dir("config/agents")
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".toml"))
+        .collect();
+    names.sort();
+    let mut known: Vec<_> =
+        catalog::entries().map(|entry| entry.name.replace(':', "-") + ".toml").collect();
+    known.sort();
+    assert_eq!(names, known);
+}
+
+/// The example of a run names every key, and what it says where nothing is commented out is the default.
+#[test]
+fn the_example_of_a_run_leaves_nothing_out() {
+    let text = fs::read_to_string("config/run.toml").unwrap();
+    let request: Request = toml::from_str(&text).unwrap();
+    assert_eq!(request.limits.limits(), Limits::default());
+    let text = all_of(&text);
+    toml::from_str::<Request>(&text).unwrap();
+    assert_complete::<Request>(&text);
 }

@@ -1,6 +1,7 @@
 //! R1–R5, R8: runs in sandboxes of a real Docker Engine, through the command that people use. What they have in common
 //! with sandboxes of our own stands in files that [`crate::embedded`] has too.
 
+mod agent;
 mod bad_engine;
 mod contract;
 mod ending;
