@@ -95,9 +95,23 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path) {
+        if let Err(error) = remove(&self.path) {
             tracing::error!(%error, path = %self.path.display(), "the run's directory is left behind");
         }
+    }
+}
+
+/// Removes a run's directory; one that is not there is as good as removed. Where something is mounted in it, it is kept:
+/// what would be removed is somebody else's.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let mut targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    if let Some(target) = targets.find(|target| Path::new(target).starts_with(path)) {
+        return Err(io::Error::other(format!("something is mounted at `{target}`")));
+    }
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 

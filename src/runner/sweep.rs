@@ -12,8 +12,9 @@ use anyhow::Context;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::directory::{owner_of, real};
+use super::directory::{owner_of, real, remove};
 use crate::sandbox::docker::{self, Docker};
+use crate::sandbox::embedded::cgroup;
 use crate::sandbox::owner::State;
 use crate::sandbox::{self, Owner, name_of};
 
@@ -91,7 +92,7 @@ impl Sweep {
         for name in names(&run_dir).with_context(cannot)? {
             let mut fate = fate(owner_of(&name));
             if self.apply && fate == Fate::Orphaned {
-                fate = removed(remove_directory(&run_dir.join(&name)));
+                fate = removed(remove_run(run_dir.join(&name)).await);
             }
             found.push(Found { kind: Kind::Directory, name, fate });
         }
@@ -188,12 +189,15 @@ fn removed<E: Into<anyhow::Error>>(removed: Result<(), E>) -> Fate {
     }
 }
 
-/// Another sweep may be quicker.
-fn remove_directory(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
+/// Ends what runs of a container of our own, whose groups of processes are named like the run's directory, and then
+/// removes that.
+async fn remove_run(directory: PathBuf) -> anyhow::Result<()> {
+    let group = directory.file_name().map(|name| Path::new("/").join(name));
+    let removed = tokio::task::spawn_blocking(move || {
+        group.map_or(Ok(()), |group| cgroup::remove(&group))?;
+        remove(&directory)
+    });
+    Ok(removed.await??)
 }
 
 /// None where there is no such directory: nothing has run here yet.
