@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::directory::{owner_of, real, remove};
 use crate::sandbox::docker::{self, Docker};
-use crate::sandbox::embedded::cgroup;
+use crate::sandbox::embedded;
 use crate::sandbox::owner::State;
 use crate::sandbox::{self, Owner, name_of};
 
@@ -194,7 +194,7 @@ fn removed<E: Into<anyhow::Error>>(removed: Result<(), E>) -> Fate {
 async fn remove_run(directory: PathBuf) -> anyhow::Result<()> {
     let group = directory.file_name().map(|name| Path::new("/").join(name));
     let removed = tokio::task::spawn_blocking(move || {
-        group.map_or(Ok(()), |group| cgroup::remove(&group))?;
+        group.map_or(Ok(()), |group| embedded::remove(&group))?;
         remove(&directory)
     });
     Ok(removed.await??)

@@ -41,7 +41,6 @@ impl Extractor {
         };
         let git = (root == Root::Host).then(|| git.program().to_owned());
         let spec = RunSpec {
-            run: format!("{}.extract", spec.run),
             root,
             argv: vec![],
             limits: Limits { max_memory: MEMORY, pids: PROCESSES, ..Limits::default() },

@@ -1,13 +1,15 @@
 //! R5: `kill -9` of the runner at every step, and what its next start finds and takes away.
 
+mod embedded;
+
 use std::fmt::Write;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use serde_json::json;
+use serde_json::Value;
 
-use super::sandboxed::{Sandboxed, containers, sh};
+use super::sandboxed::{Sandboxed, containers, find, sh};
 use crate::support::engine;
 use crate::support::middleman::{Call, Fault, Middleman};
 use crate::support::process::patience;
@@ -91,9 +93,9 @@ fn restarted(runner: &Sandboxed, run: &str, mut child: Child) -> [String; 2] {
     child.wait().unwrap();
     let left = runner.left(run);
     let ids = containers(run);
-    let result = runner.command(&["--run-id", run], &["true"]);
-    let facts: serde_json::Value = serde_json::from_str(&result.1).unwrap();
-    assert_eq!(facts["ok"], json!(true), "{facts} {}", result.2);
+    let (_, result, shown) = runner.command(&["--run-id", run], &["true"]);
+    let result: Value = serde_json::from_str(&result).unwrap();
+    assert_eq!(result["ok"], true, "{result} {shown}");
     let mut after = runner.left(run);
     if ids.lines().any(has_cgroup) {
         after.push_str(", cgroup");
@@ -103,9 +105,7 @@ fn restarted(runner: &Sandboxed, run: &str, mut child: Child) -> [String; 2] {
 
 /// Whether the kernel still has a group of a container's processes.
 fn has_cgroup(id: &str) -> bool {
-    let mut find = Command::new("find");
-    find.args(["/sys/fs/cgroup", "-maxdepth", "4", "-name", &format!("*{id}*")]);
-    !find.output().unwrap().stdout.is_empty()
+    !find(&["/sys/fs/cgroup", "-maxdepth", "4", "-name", &format!("*{id}*")]).is_empty()
 }
 
 fn read_until(child: &mut Child, line: &str) {

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use cogni_gateway::sandbox::name_of;
+
 use crate::support::engine::{self, must};
 use crate::support::sandboxed::{self, Driver};
 
@@ -38,9 +40,20 @@ impl Sandboxed {
         // In a container that runs they are no news, and at its start they come a moment later.
         let is_news = !states.contains("running") && has_processes(run);
         let processes = is_news.then_some("processes");
-        let left: Vec<_> = directories.chain(states.lines()).chain(processes).collect();
+        let name = name_of(run);
+        let groups = find(&["/sys/fs/cgroup", "-maxdepth", "2", "-name", &format!("{name}-*")]);
+        let groups = (!groups.is_empty()).then_some("groups");
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mounts = mounts.contains(self.run_dir().to_str().unwrap()).then_some("mounts");
+        let others = processes.into_iter().chain(groups).chain(mounts);
+        let left: Vec<_> = directories.chain(states.lines()).chain(others).collect();
         if left.is_empty() { "nothing".to_owned() } else { left.join(", ") }
     }
+}
+
+/// What `find` prints.
+pub(super) fn find(line: &[&str]) -> String {
+    String::from_utf8(Command::new("find").args(line).output().unwrap().stdout).unwrap()
 }
 
 /// Whether any process of this machine has been told that it is of this run.
