@@ -144,7 +144,7 @@ impl Relay {
         })
         .await??;
         for job in pending {
-            self.go(job, &lease, &Log::discard()).await?;
+            Box::pin(self.go(job, &lease, &Log::discard())).await?;
         }
         let token = self.token(repository).await?;
         let (base, held) = (base.map(str::to_owned), lease.clone());
@@ -186,7 +186,7 @@ impl Relay {
             tree: &announced.tree.to_string(),
             commits: announced.commits,
         });
-        self.go(job, lease, audit).await
+        Box::pin(self.go(job, lease, audit)).await
     }
 
     /// Takes up what is due, or one row whose time has not come. What another process is at is left to it.
@@ -207,7 +207,7 @@ impl Relay {
                 relay.mirror(&order.repository)?.lease(order.branch().key()).map_err(Error::from)
             });
             match lease.await? {
-                Ok(lease) => delivered.push(self.go(job, &lease, &Log::discard()).await?),
+                Ok(lease) => delivered.push(Box::pin(self.go(job, &lease, &Log::discard())).await?),
                 Err(Error::Relay(super::Error::Busy { .. })) => {
                     tracing::info!(relay = job.id, "another process is at this branch");
                 }

@@ -21,6 +21,7 @@ mod examples;
 mod explain;
 mod forge;
 mod gateway;
+mod github;
 mod init;
 mod metrics;
 mod monitoring;

@@ -225,7 +225,7 @@ fn key() -> SigningKey {
 }
 
 async fn deliver(relay: &Arc<Relay>, order: Order, begun: &Begun) -> Delivered {
-    relay.deliver(order, &begun.lease, &Log::discard()).await.unwrap()
+    Box::pin(relay.deliver(order, &begun.lease, &Log::discard())).await.unwrap()
 }
 
 async fn second_lease(relay: &Arc<Relay>, forge: &Running) -> cogni_gateway::relay::Lease {
@@ -241,7 +241,7 @@ pub(super) async fn work(
     run: &str,
 ) -> (Order, Begun) {
     let repository: Repository = forge.clone_url().parse().unwrap();
-    work_at(forge, relay, repository, key, run).await
+    Box::pin(work_at(forge, relay, repository, key, run)).await
 }
 
 async fn work_at(
@@ -253,7 +253,7 @@ async fn work_at(
 ) -> (Order, Begun) {
     let key = BranchKey::parse(key).unwrap();
     let begun = loop {
-        match relay.begin(&repository, &key, None).await {
+        match Box::pin(relay.begin(&repository, &key, None)).await {
             Ok(begun) => break begun,
             Err(Error::Relay(cogni_gateway::relay::Error::Busy { .. })) => {
                 tokio::task::yield_now().await;
