@@ -76,7 +76,7 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 }
 
 fn retry(setup: Setup, id: Option<&str>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(|name| std::env::var(name).ok())?);
+    let relay = Arc::new(setup.open(|name| std::env::var(name).ok(), vec![])?);
     if let Some(id) = id {
         let job = relay.outbox().get(id)?;
         if job.step.is_end() {

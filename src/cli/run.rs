@@ -1,5 +1,7 @@
 //! `cogni-gateway run`: one run in a sandbox, with its gateway in this process.
 
+mod repository;
+
 use std::env;
 use std::fs::File;
 use std::io::{self, Write};
@@ -17,8 +19,10 @@ use uuid::Uuid;
 use super::flags;
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
+use crate::runner::delivery::Relayed;
 use crate::runner::{Host, Llm, MODEL, Maker, Order, Prepared, Request, RunResult};
 use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
+use repository::Asked;
 
 /// The command and its flags: its own, and one for each setting of the gateway.
 pub fn command() -> Command {
@@ -109,6 +113,9 @@ struct Args {
     #[command(flatten)]
     places: Places,
 
+    #[command(flatten)]
+    repository: repository::Args,
+
     /// The program and its arguments, executed as they stand
     #[arg(last = true)]
     argv: Vec<String>,
@@ -133,14 +140,21 @@ pub(super) struct Places {
 
 /// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let order = order(matches, |name| env::var(name).ok())?;
+    let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let sweep = order.sweep();
         let ended = CancellationToken::new();
         let run = async {
             let _ended = ended.clone().drop_guard();
-            let result = until_signalled(order).await?;
+            let skipped = matches!(asked, Asked::Skipped).then(Relayed::skipped);
+            if let Asked::Branch(branch) = asked {
+                let agent = order.agent.as_ref().map(|agent| agent.entry.name.as_str());
+                let known = vec![order.config.upstream.api_key.clone()];
+                order.target = Some(Box::pin(branch.target(agent, known)).await?);
+            }
+            let mut result = until_signalled(order).await?;
+            result.relay = result.relay.or(skipped);
             serde_json::to_writer(&mut *out, &result)?;
             writeln!(out)?;
             Ok(if result.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -170,6 +184,13 @@ pub fn order(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Order> {
+    asked(matches, variable).map(|(order, _)| order)
+}
+
+fn asked(
+    matches: &ArgMatches,
+    variable: impl Fn(&str) -> Option<String>,
+) -> anyhow::Result<(Order, Asked)> {
     let args = Args::from_arg_matches(matches)?;
     let host = Host {
         docker_socket: args.places.docker_socket.clone(),
@@ -177,9 +198,11 @@ pub fn order(
         init: init(args.init.clone())?,
     };
     let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
+    let repository = args.repository.clone();
     let request = args.request()?.over(file);
     let config = configure(matches, variable, &request)?;
-    request.order(config, host)
+    let asked = repository.asked(&config.identity.run)?;
+    Ok((request.order(config, host)?, asked))
 }
 
 impl Args {

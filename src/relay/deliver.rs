@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
 use super::credential::Credential;
@@ -71,6 +71,7 @@ pub struct Begun {
 pub struct Delivered {
     /// For `cogni-gateway relay`.
     pub id: String,
+    #[serde(serialize_with = "shown")]
     pub branch: Branch,
     pub step: &'static str,
     pub verdict: Option<&'static str>,
@@ -412,6 +413,11 @@ impl Delivered {
             apply,
         }
     }
+}
+
+/// With `sandbox/` before the key.
+fn shown<S: Serializer>(branch: &Branch, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(branch)
 }
 
 /// What was delivered need not be kept.

@@ -14,13 +14,13 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use super::directory::Directory;
+use crate::relay::BranchKey;
 use crate::relay::deliver::{Begun, Delivered, Relay};
 use crate::relay::extract::{Announced, Commands};
 use crate::relay::mirror::{Author, Owner};
 use crate::relay::outbox;
 use crate::relay::repository::Repository;
 use crate::relay::statement::Facts;
-use crate::relay::{Branch, BranchKey};
 use crate::run::Run;
 use crate::sandbox::spec::{Access, GID, UID, Workspace};
 use crate::sandbox::{self, Driver, RunSpec};
@@ -47,7 +47,7 @@ pub enum Relayed {
     /// There was nothing to deliver, or it did not come out.
     Not {
         #[serde(skip_serializing_if = "Option::is_none")]
-        branch: Option<Branch>,
+        branch: Option<String>,
         why: String,
     },
 }
@@ -94,7 +94,7 @@ impl Target {
     fn feed(&self, workspace: &Path) -> anyhow::Result<()> {
         let Begun { mirror, lease, state } = &self.begun;
         let owner = Owner { uid: UID, gid: GID };
-        let author = Author { name: self.agent.clone(), email: format!("{}@sandbox", self.agent) };
+        let author = Author { name: self.agent.clone(), email: "agent@sandbox".to_owned() };
         let fed = mirror.feed(lease, state, workspace, (owner, &author));
         fed.with_context(|| format!("the workspace for `{}` cannot be filled", state.branch))
     }
@@ -107,7 +107,7 @@ impl Target {
         source: Source<'_>,
     ) -> Relayed {
         let extractor = Extractor::new(driver, order, self.relay.git());
-        let branch = Some(self.begun.state.branch.clone());
+        let branch = Some(self.begun.state.branch.to_string());
         match Box::pin(self.try_deliver(&extractor, order.spec.root.to_string(), source)).await {
             Ok(Some(delivered)) => Relayed::Delivered(delivered),
             Ok(None) => Relayed::Not { branch, why: "nothing was committed".to_owned() },

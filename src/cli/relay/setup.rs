@@ -74,11 +74,15 @@ impl StateDir {
 }
 
 impl Setup {
-    /// Opens the relay. Blocks.
+    /// Opens the relay; `known` are secrets of this host that must not be in anybody's work. Blocks.
     ///
     /// # Errors
     /// A file cannot be read, or what is in it is not what it should be.
-    pub fn open(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Relay> {
+    pub fn open(
+        self,
+        variable: impl Fn(&str) -> Option<String>,
+        known: Vec<Secret>,
+    ) -> anyhow::Result<Relay> {
         let state = self.state.path();
         fs::create_dir_all(&state).with_context(|| {
             format!("`{}` cannot be made; choose another `--state-dir`", state.display())
@@ -95,7 +99,7 @@ impl Setup {
             committer: self.committer()?,
             access: self.access(&variable)?,
             key: SigningKey::new(seed.as_ref())?,
-            known: vec![],
+            known,
         };
         Ok(Relay::open(settings)?)
     }

@@ -74,12 +74,13 @@ impl Extractor {
         let spool = artifacts.spool(PathBuf::from(path), command.output_bytes)?;
         let mut sink = Sink { spool, failure: None };
         let mut output = Output::of(Stream::Stdout, KEPT_BYTES, &mut sink);
-        let order = self.order(command);
+        let order = self.order(command)?;
         let until = async {
             sleep(command.time).await;
             Cause::Deadline
         };
         let ended = Box::pin(self.driver.run(&order, &mut output, until)).await;
+        fs::remove_dir_all(&order.directory)?;
         let said = output.stderr.finish().text;
         let ended = ended.context("there is no sandbox to take the work out with")?;
         if let Some(failure) = sink.failure {
@@ -95,8 +96,11 @@ impl Extractor {
         Ok(sink.spool.finish()?)
     }
 
-    fn order(&self, Command { argv, env, time, .. }: &Command) -> sandbox::Order {
+    fn order(&self, Command { argv, env, time, .. }: &Command) -> anyhow::Result<sandbox::Order> {
         let mut order = self.order.clone();
+        // Its name is the agent's sandbox's, which is gone; what that has left in the run's directory is not in its way.
+        order.directory.push("extract");
+        fs::create_dir(&order.directory)?;
         order.spec.argv.clone_from(argv);
         if let (Some(git), Some(program)) = (&self.git, order.spec.argv.first_mut()) {
             *program = git.display().to_string();
@@ -104,7 +108,7 @@ impl Extractor {
         let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         order.spec.env = env.collect();
         order.spec.limits.max_runtime = *time + SPARE;
-        order
+        Ok(order)
     }
 }
 

@@ -1,0 +1,99 @@
+//! The flags of a run whose work goes to a branch.
+
+use std::env;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+
+use crate::base::secret::Secret;
+use crate::cli::relay::Setup;
+use crate::relay::BranchKey;
+use crate::relay::branch_key::Sources;
+use crate::relay::repository::Repository;
+use crate::runner::delivery::Target;
+
+/// Which repository the workspace is of, and where the work goes.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Options of a run with a repository")]
+#[group(id = "repository")]
+pub(super) struct Args {
+    /// The repository: `https://HOST/OWNER/NAME`, or `file:///PATH`. The workspace has it checked out, and what is
+    /// committed there goes to the branch `sandbox/KEY`
+    #[arg(long, value_name = "URL")]
+    repo: Option<String>,
+
+    /// The key of the branch; runs with the same one append to it
+    #[arg(long, value_name = "KEY", requires = "repo")]
+    branch_key: Option<String>,
+
+    /// The key where `--branch-key` is not given: what the run is about
+    #[arg(long, value_name = "KEY", requires = "repo")]
+    work_item: Option<String>,
+
+    /// The branch that the work is for; else the repository's default branch
+    #[arg(long, value_name = "REF", requires = "repo")]
+    base: Option<String>,
+
+    /// Ask for the work to be pulled, where the run was ok
+    #[arg(long, requires = "repo")]
+    pull_request: bool,
+
+    #[command(flatten)]
+    setup: Setup,
+}
+
+/// What a run has to do with a repository.
+pub(super) enum Asked {
+    Nothing,
+    /// There is a repository, and no key: the run goes without.
+    Skipped,
+    Branch(Box<Wanted>),
+}
+
+/// A branch that a run is for.
+pub(super) struct Wanted {
+    repository: Repository,
+    key: BranchKey,
+    args: Args,
+}
+
+impl Args {
+    /// # Errors
+    /// The address or the key is none.
+    pub(super) fn asked(self, run: &str) -> anyhow::Result<Asked> {
+        let Some(url) = &self.repo else { return Ok(Asked::Nothing) };
+        // It is not repeated in errors: some people put a password there.
+        let repository = Repository::parse(url).context("`--repo` cannot be used")?;
+        let sources = Sources {
+            explicit: self.branch_key.as_deref(),
+            work_item: self.work_item.as_deref(),
+            ..Sources::default()
+        };
+        let Some(key) = BranchKey::choose(sources, run)? else { return Ok(Asked::Skipped) };
+        if self.pull_request && repository.hosted().is_none() {
+            bail!("`--pull-request` needs a repository on a forge, by `https://HOST/OWNER/NAME`");
+        }
+        Ok(Asked::Branch(Box::new(Wanted { repository, key, args: self })))
+    }
+}
+
+impl Wanted {
+    /// Makes the branch the run's. `known` are secrets of this host, which must not be in anybody's work.
+    ///
+    /// # Errors
+    /// Another run has it, or it cannot be looked up.
+    pub(super) async fn target(
+        self,
+        agent: Option<&str>,
+        known: Vec<Secret>,
+    ) -> anyhow::Result<Target> {
+        let Self { repository, key, args } = self;
+        let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), known)?);
+        let target = Target::begin(relay, repository, &key, args.base.as_deref()).await?;
+        let target = target.with_pull_request(args.pull_request);
+        Ok(match agent {
+            Some(agent) => target.by(agent),
+            None => target,
+        })
+    }
+}
