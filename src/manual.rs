@@ -70,4 +70,7 @@ pub mod decisions {
 
     #[doc = include_str!("manual/decisions/0013-describe-a-sandbox-purely-drive-it-thinly.md")]
     pub mod d0013 {}
+
+    #[doc = include_str!("manual/decisions/0014-run-the-container-in-a-helper.md")]
+    pub mod d0014 {}
 }

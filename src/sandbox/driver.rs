@@ -45,14 +45,16 @@ impl Driver {
                 image.clone(),
                 "the driver `embedded` knows no images; give an unpacked root, or none",
             ),
-            (Self::Embedded(_), Root::Directory(_) | Root::Host) => match spec.volumes.first() {
-                Some(volume) => wrong(
-                    "a volume",
-                    volume.name.clone(),
-                    "the driver `embedded` has none; give a directory as a mount",
-                ),
-                None => Ok(()),
-            },
+            (Self::Embedded(settings), Root::Directory(_) | Root::Host) => {
+                match spec.volumes.first() {
+                    Some(volume) => wrong(
+                        "a volume",
+                        volume.name.clone(),
+                        "the driver `embedded` has none; give a directory as a mount",
+                    ),
+                    None => embedded::check(settings),
+                }
+            }
             (Self::Docker { .. }, Root::Image(_)) => Ok(()),
         }
     }

@@ -11,6 +11,7 @@ pub mod helper;
 mod messages;
 mod network;
 mod payload;
+mod privilege;
 mod root;
 
 use std::io::ErrorKind;
@@ -68,7 +69,7 @@ pub async fn run<W: AsyncWrite + Unpin>(
     let begun = Instant::now();
     let _claim = claim(&order.spec.run)?;
     let name = format!("{}-{}", name_of(&order.spec.run), order.stamp.owner.to_file_name());
-    let task = task(settings, order, &name)?;
+    let task = task(order, &name)?;
     let mut helper = Helper::start(&settings.program, &task).await?;
     let mut until = pin!(until);
     let started = tokio::select! {
@@ -106,21 +107,30 @@ fn claim(run: &str) -> Result<UnixListener, Error> {
     })
 }
 
+/// Whether this machine lets us set limits, or may do without.
+///
+/// # Errors
+/// Neither; with what would.
+pub(super) fn check(settings: &Settings) -> Result<(), Error> {
+    match cgroup::may_be_set() {
+        Err(why) if !settings.may_be_unlimited => Err(Error::Unlimited(why)),
+        _ => Ok(()),
+    }
+}
+
 /// What the helper is given: all that it needs to know, so that it has to look at nothing by itself.
-fn task(settings: &Settings, order: &Order, name: &str) -> Result<Task, Error> {
-    let cgroup = match cgroup::may_be_set() {
-        Ok(()) => Some(PathBuf::from("/").join(name)),
-        Err(_) if settings.may_be_unlimited => None,
-        Err(error) => return Err(Error::Unlimited(error)),
-    };
+fn task(order: &Order, name: &str) -> Result<Task, Error> {
+    let cgroup = cgroup::may_be_set().is_ok().then(|| Path::new("/").join(name));
+    let is_rootless = !rustix::process::geteuid().is_root();
     let root = order.directory.join("root");
     let programs = root::prepare(&order.spec.root, &root)?;
-    let place = oci::Place { root, programs, cgroup: cgroup.clone() };
+    let place = oci::Place { root, programs, cgroup: cgroup.clone(), is_rootless };
     Ok(Task {
         name: name_of(&order.spec.run),
         config: oci::config(&order.spec, &place),
         directory: order.directory.join("container"),
         cgroup,
+        is_rootless,
     })
 }
 

@@ -9,4 +9,5 @@ mod ending;
 mod isolation;
 mod leftover;
 mod root;
+mod rootless;
 mod sandboxed;

@@ -23,8 +23,8 @@ use rustix::process::{
 };
 
 use super::messages::{Event, Signal, Task, line};
-use super::payload::{NO_FILTER, Payload};
-use super::{cgroup, network};
+use super::payload::{NO_FILTER, NO_USER, Payload};
+use super::{cgroup, network, privilege};
 use crate::sandbox::spec::{SECCOMP, seccomp};
 
 /// What this program is called as to be the helper.
@@ -39,16 +39,11 @@ pub fn main() -> ExitCode {
 }
 
 fn serve() -> io::Result<()> {
-    process::set_parent_process_death_signal(Some(Kill::KILL))?;
     let mut driver = BufReader::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?));
     let mut first = vec![];
     driver.read_until(b'\n', &mut first)?;
     let task: Task = serde_json::from_slice(&first)?;
-    if is_gone(driver.get_ref())? {
-        // It died before it could have been the death of us.
-        return Ok(());
-    }
-    let event = match Made::new(&task) {
+    let event = match Made::new(&task, driver.get_ref()) {
         Ok(made) => match made.start() {
             Ok(running) => return running.see_to_its_end(driver, &task),
             Err(event) => event,
@@ -71,12 +66,19 @@ struct Made {
 }
 
 impl Made {
-    fn new(task: &Task) -> Result<Self, Box<dyn Error>> {
-        prepare()?;
+    fn new(task: &Task, driver: &UnixStream) -> Result<Self, Box<dyn Error>> {
+        privilege::take(task)?;
+        process::umask(0o022.into());
+        process::set_parent_process_death_signal(Some(Kill::KILL))?;
+        if is_gone(driver)? {
+            return Err("its driver died before it could have been the death of us".into());
+        }
+        network::leave()?;
         let filters = seccomp::compile(SECCOMP)?;
         let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
         let this = pidfd_open(process::getpid(), PidfdFlags::empty())?;
-        let payload = Payload::new(&task.config, filters, this, reporter)?;
+        let payload =
+            Payload::new(&task.config, filters, this, reporter)?.rootless(task.is_rootless);
         fs::create_dir(&task.directory)?;
         task.config.save(task.directory.join("config.json"))?;
         // What it says is given by name, so that nothing is asked of whoever called us.
@@ -115,14 +117,6 @@ fn failed(error: &dyn Error) -> Event {
     Event::Failed { message: reasons.collect::<Vec<_>>().join(": ") }
 }
 
-/// What a process takes along from whoever called it, and the container must not have.
-fn prepare() -> io::Result<()> {
-    process::umask(0o022.into());
-    // The runtime sets the container's groups only where it has some.
-    rustix::thread::set_thread_groups(&[])?;
-    network::leave()
-}
-
 /// The container has its own copies; ours would keep the pipes open when it is gone.
 fn close_output() -> io::Result<()> {
     let null = File::options().write(true).open("/dev/null")?;
@@ -132,11 +126,11 @@ fn close_output() -> io::Result<()> {
 }
 
 fn not_started(number: i32) -> Event {
+    let refused = |why: &str| Event::Failed { message: why.to_owned() };
     let error = io::Error::from_raw_os_error(number);
     match number {
-        NO_FILTER => Event::Failed {
-            message: "this kernel does not take the filter of system calls".to_owned(),
-        },
+        NO_FILTER => refused("this kernel does not take the filter of system calls"),
+        NO_USER => refused("this kernel does not make a user of ours in there"),
         libc::ENOENT | libc::ENOTDIR => Event::NotStarted {
             exit_code: NOT_FOUND,
             message: format!("the program is not found: {error}"),

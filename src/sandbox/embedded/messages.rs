@@ -14,6 +14,7 @@ pub(super) struct Task {
     pub(super) directory: PathBuf,
     /// None where there are no limits.
     pub(super) cgroup: Option<PathBuf>,
+    pub(super) is_rootless: bool,
 }
 
 /// The driver's later ones.

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use seccompiler::apply_filter;
 
+use super::privilege;
 use crate::sandbox::spec::seccomp::Filters;
 
 /// What is made ready in the helper, before it forks.
@@ -27,6 +28,7 @@ pub(super) struct Payload {
     helper: Rc<OwnedFd>,
     /// For the error of execve; closed by it where there is none.
     report: Rc<OwnedFd>,
+    is_rootless: bool,
 }
 
 /// What execve is given.
@@ -50,7 +52,13 @@ impl Payload {
             filters: Rc::new(filters),
             helper: Rc::new(helper),
             report: Rc::new(report),
+            is_rootless: false,
         })
+    }
+
+    /// Whether the sandbox's user is still to be made.
+    pub(super) fn rootless(self, is_rootless: bool) -> Self {
+        Self { is_rootless, ..self }
     }
 }
 
@@ -87,6 +95,9 @@ impl Payload {
     /// Returns only if it fails.
     fn become_program(&self) -> io::Error {
         restore_sigpipe();
+        if self.is_rootless && privilege::become_user().is_err() {
+            return io::Error::from_raw_os_error(NO_USER);
+        }
         // The later one counts for what both deny.
         for filter in [&self.filters.allow, &self.filters.deny] {
             if apply_filter(filter).is_err() {
@@ -159,3 +170,4 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
 
 /// Not an answer of execve, so that it can be told from those.
 pub(super) const NO_FILTER: i32 = libc::ENOTSUP;
+pub(super) const NO_USER: i32 = libc::EUSERS;

@@ -69,7 +69,7 @@ fn host_config(spec: &RunSpec) -> HostConfig {
 }
 
 fn tmpfs(spec: &RunSpec) -> HashMap<String, String> {
-    spec.memory()
+    spec.memory((UID, GID))
         .into_iter()
         .map(|Memory { target, options }| (target.to_owned(), options))
         .collect()

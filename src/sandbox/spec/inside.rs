@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Access, GID, HOSTS, Mount, RunSpec, SOCKET_DIR, UID, WORKSPACE, Workspace};
+use super::{Access, HOSTS, Mount, RunSpec, SOCKET_DIR, WORKSPACE, Workspace};
 
 /// A directory in memory.
 pub(super) struct Memory {
@@ -39,9 +39,10 @@ impl RunSpec {
         environment
     }
 
-    pub(super) fn memory(&self) -> Vec<Memory> {
+    /// Of whom those are that are the user's.
+    pub(super) fn memory(&self, (uid, gid): (u32, u32)) -> Vec<Memory> {
         let memory = |target, options: String| Memory { target, options };
-        let own = format!("uid={UID},gid={GID},mode=0700");
+        let own = format!("uid={uid},gid={gid},mode=0700");
         let mut all = vec![
             memory("/tmp", "rw,nosuid,nodev,noexec,size=64m,mode=1777".to_owned()),
             memory("/run", format!("rw,nosuid,nodev,noexec,size=8m,{own}")),

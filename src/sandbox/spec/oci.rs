@@ -18,11 +18,18 @@ pub struct Place {
     pub programs: Vec<Mount>,
     /// The group of processes that its limits are for; without one there are no limits but those of a process.
     pub cgroup: Option<PathBuf>,
+    /// Whether its user is the one who makes it, who is not root. To the runtime that one is root, and nobody else is
+    /// there; the user that the sandbox has comes last, when nothing needs root any more.
+    pub is_rootless: bool,
 }
 
 /// What a runtime is to make. The filter of system calls is not in it: [`super::seccomp`] is put on by the process that
 /// becomes the sandbox's first.
 pub fn config(spec: &RunSpec, place: &Place) -> Spec {
+    let (uid, gid) = if place.is_rootless { (0, 0) } else { (UID, GID) };
+    // The kernel asks it of whoever says that root is somebody else now, which is what such a user says at last: with
+    // that it is gone.
+    let last = if place.is_rootless { vec!["CAP_SETFCAP"] } else { vec![] };
     let environment = spec.environment().into_iter();
     // Any image says where its programs are; here nobody else does.
     let path = (!spec.env.contains_key("PATH")).then(|| format!("PATH={PATH}"));
@@ -35,9 +42,9 @@ pub fn config(spec: &RunSpec, place: &Place) -> Spec {
             "args": spec.command(),
             "env": variables.collect::<Vec<_>>(),
             "cwd": WORKSPACE,
-            "user": { "uid": UID, "gid": GID, "umask": 0o022 },
+            "user": { "uid": uid, "gid": gid, "umask": 0o022 },
             "capabilities": {
-                "bounding": [], "effective": [], "inheritable": [], "permitted": [], "ambient": [],
+                "bounding": last, "effective": last, "permitted": last, "inheritable": [], "ambient": [],
             },
             "noNewPrivileges": true,
             "oomScoreAdj": OOM_SCORE_ADJ,
@@ -59,7 +66,8 @@ pub fn config(spec: &RunSpec, place: &Place) -> Spec {
     });
     let mut config: Spec = serde_json::from_value(config).expect("what is written here is a spec");
     let linux = config.linux_mut().as_mut().expect("it has this part");
-    linux.set_cgroups_path(place.cgroup.clone());
+    // An empty one is where the process is already.
+    linux.set_cgroups_path(Some(place.cgroup.clone().unwrap_or_default()));
     if place.cgroup.is_some() {
         let resources = serde_json::from_value(resources(spec));
         linux.set_resources(Some(resources.expect("what is written here are limits")));
@@ -81,7 +89,7 @@ fn resources(spec: &RunSpec) -> Value {
 /// In the order in which they are made: what is shown below another comes after it.
 fn mounts(spec: &RunSpec, place: &Place) -> Vec<Value> {
     let kernel = KERNEL.iter().map(|(target, kind, options)| mount(target, kind, options));
-    let memory = spec.memory();
+    let memory = spec.memory(if place.is_rootless { (0, 0) } else { (UID, GID) });
     let memory =
         memory.iter().map(|Memory { target, options }| mount(target, "tmpfs", options)).collect();
     let programs = place.programs.iter().map(bind).collect();

@@ -198,5 +198,8 @@ fn a_result_has_these_fields() {
         assert!(timing.as_u64().unwrap() > 0, "{name}");
         *timing = Value::from(0);
     }
-    insta::assert_snapshot!(serde_json::to_string(&json).unwrap());
+    insta::assert_snapshot!(
+        serde_json::to_string(&json).unwrap(),
+        @r#"{"exit_code":0,"ok":true,"run_id":"run-fields","stderr":"","stderr_bytes":0,"stdout":"hi\n","stdout_bytes":3,"timings":{"start_ms":0,"total_ms":0},"truncated":false,"usage":{"admitted":0,"input":0,"output":0,"refused":0,"turns":0}}"#
+    );
 }

@@ -8,7 +8,7 @@ use super::sandboxed::{Sandboxed, sh};
 #[test]
 fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
     let look = "
-        id -u; id -g
+        id -u; id -g; id -G
         ls /sys/class/net
         grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status
         grep -c . /proc/net/route
@@ -23,7 +23,28 @@ fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
     ";
     let result = Sandboxed::new().run(&[], &sh(look));
     assert_eq!(result.facts(), json!([true, 0, null]));
-    insta::assert_snapshot!(result.json["stdout"].as_str().unwrap());
+    insta::assert_snapshot!(result.json["stdout"].as_str().unwrap(), @r"
+    1001
+    1001
+    1001
+    lo
+    CapInh:	0000000000000000
+    CapPrm:	0000000000000000
+    CapEff:	0000000000000000
+    CapBnd:	0000000000000000
+    CapAmb:	0000000000000000
+    NoNewPrivs:	1
+    Seccomp:	2
+    1
+    ran in the workspace
+    500
+    4096
+    0
+    /llm-sock ro
+    /run rw
+    /tmp rw
+    /workspace rw
+    ");
 }
 
 /// R3: each of these ends badly; one that is not there would prove nothing, and is told.

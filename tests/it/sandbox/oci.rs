@@ -39,8 +39,23 @@ fn a_container_without_a_group_has_all_but_its_limits() {
     let (with, without) = (made(&spec()), made_at(&spec(), &Place { cgroup: None, ..place() }));
     let mut with = with;
     let linux = with["linux"].as_object_mut().unwrap();
-    assert!(linux.remove("resources").is_some() && linux.remove("cgroupsPath").is_some());
+    assert!(linux.remove("resources").is_some());
+    linux.insert("cgroupsPath".into(), "".into());
     assert_eq!(with, without);
+}
+
+/// R2: another user than root is root to the runtime, as there is nobody else; the rest is the same.
+#[test]
+fn a_container_of_another_user_has_that_user_only() {
+    let (mut with, without) =
+        (made(&spec()), made_at(&spec(), &Place { is_rootless: true, ..place() }));
+    with["process"]["user"]["uid"] = json!(0);
+    with["process"]["user"]["gid"] = json!(0);
+    for set in ["bounding", "effective", "permitted"] {
+        with["process"]["capabilities"][set] = json!(["CAP_SETFCAP"]);
+    }
+    let text = with.to_string().replace("uid=1001", "uid=0").replace("gid=1001", "gid=0");
+    assert_eq!(text, without.to_string());
 }
 
 fn docker_facts(body: &Value) -> BTreeMap<&'static str, Value> {
@@ -168,5 +183,6 @@ fn place() -> Place {
         root: "/run/cogni/run-1/root".into(),
         programs: vec![programs],
         cgroup: Some("/cogni-0123".into()),
+        is_rootless: false,
     }
 }

@@ -1,0 +1,99 @@
+//! R2: sandboxes of a user who is not root. Not every kernel lets such a user make one; then it is said.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// R2: nothing is weakened in silence.
+#[test]
+fn a_sandbox_without_limits_has_to_be_allowed() {
+    let place = Place::new();
+    let output = place.run(&[], "true");
+    assert_eq!(output.status.code(), Some(2));
+    insta::assert_snapshot!(
+        String::from_utf8(output.stderr).unwrap().trim(),
+        @r"error: no limits on memory, processes and processors can be set here: only root may; allow it to do without them with `--allow-unlimited`"
+    );
+}
+
+/// R3: all else holds: no right, no network, a user that is nobody here.
+#[test]
+fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
+    let place = Place::new();
+    let look = "id -u; id -g; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; ls /sys/class/net; \
+                unshare -r true 2>/dev/null && echo unshared; touch /usr/x /etc/x 2>/dev/null && echo wrote; \
+                touch /tmp/x /workspace/x && echo fine; exit 42";
+    let output = place.run(&["--allow-unlimited"], look);
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if !place.can_make_namespaces() {
+        assert_eq!(result["error_code"], json!("internal"), "{result}");
+        return;
+    }
+    assert_eq!(result["exit_code"], json!(42), "{result}");
+    insta::assert_snapshot!(result["stdout"].as_str().unwrap(), @r"
+    1001
+    1001
+    CapInh:	0000000000000000
+    CapPrm:	0000000000000000
+    CapEff:	0000000000000000
+    CapBnd:	0000000000000000
+    CapAmb:	0000000000000000
+    NoNewPrivs:	1
+    Seccomp:	2
+    lo
+    fine
+    ");
+    assert_eq!(fs::read_dir(place.path().join("r")).unwrap().count(), 0);
+}
+
+/// A directory that everyone can enter, with programs that everyone can execute.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
+        for program in [env!("CARGO_BIN_EXE_cogni-gateway"), env!("CARGO_BIN_EXE_cogni-init")] {
+            let name = Path::new(program).file_name().unwrap();
+            fs::copy(program, directory.path().join(name)).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn run(&self, flags: &[&str], script: &str) -> Output {
+        self.as_nobody(self.path().join("cogni-gateway").to_str().unwrap())
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", "sk-real")
+            .env("LITELLM_HOST", "127.0.0.1:9")
+            .env("LOG", "off")
+            .env("COGNI_DRIVER", "embedded")
+            .env("COGNI_RUN_DIR", self.path().join("r"))
+            .arg("run")
+            .args(flags)
+            .args(["--", "sh", "-c", script])
+            .output()
+            .unwrap()
+    }
+
+    /// What the runtime has to do, tried by another program.
+    fn can_make_namespaces(&self) -> bool {
+        let all =
+            "--user --map-root-user --mount --uts --ipc --net --pid --cgroup --fork --mount-proc";
+        self.as_nobody("unshare").args(all.split(' ')).arg("true").status().unwrap().success()
+    }
+
+    fn as_nobody(&self, program: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
+        command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(self.path());
+        command
+    }
+}
