@@ -56,7 +56,7 @@ impl Default for Settings {
 /// Runs one sandbox to its end, or until `until` says why it must end before; then nothing is left of it but what is in
 /// the run's directory.
 ///
-/// `until` counts from its first poll, which is before anything is made.
+/// `until` is asked as soon as the helper has its order, before the container is there.
 ///
 /// # Errors
 /// The sandbox could not be made, or was lost on the way.
