@@ -8,14 +8,17 @@ mod agent;
 mod conversation;
 pub mod delivery;
 mod directory;
+mod gateway;
+pub mod proxy;
 mod request;
 mod result;
 pub mod sweep;
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -33,6 +36,8 @@ pub use result::{ErrorCode, RunResult, Timings};
 
 use delivery::{Source, Target};
 use directory::Directory;
+use gateway::Gateway;
+use proxy::Proxy;
 use result::Outcome;
 use sweep::Sweep;
 
@@ -53,6 +58,8 @@ pub struct Order {
     pub run_dir: PathBuf,
     /// Who makes the sandbox.
     pub driver: Driver,
+    /// The container that serves the gateway; without one, this process does.
+    pub proxy: Option<proxy::Settings>,
     /// Between SIGTERM and SIGKILL.
     pub grace: Duration,
 }
@@ -61,10 +68,11 @@ impl Order {
     /// What takes away what killed runs of the same installation have left.
     pub fn sweep(&self) -> Sweep {
         Sweep {
-            docker_socket: match &self.driver {
-                Driver::Docker { socket } => socket.clone(),
+            docker_socket: match (&self.driver, &self.proxy) {
+                (Driver::Docker { socket }, _) => socket.clone(),
+                (Driver::Embedded(_), Some(proxy)) => proxy.docker_socket.clone(),
                 // Whoever has never asked an engine has left nothing with one.
-                Driver::Embedded(_) => PathBuf::new(),
+                (Driver::Embedded(_), None) => PathBuf::new(),
             },
             run_dir: self.run_dir.clone(),
             apply: true,
@@ -73,9 +81,10 @@ impl Order {
     }
 }
 
-/// A run whose socket is bound and whose log is open.
+/// A run whose socket is bound and whose log is open, or whose gateway's container has all it needs for that.
 pub struct Prepared {
-    app: App,
+    gateway: Gateway,
+    run: String,
     driver: Driver,
     sandbox: sandbox::Order,
     directory: Directory,
@@ -92,7 +101,13 @@ impl Prepared {
     /// # Errors
     /// What is wrong with the order, or cannot be bound or opened.
     pub fn new(order: Order) -> anyhow::Result<Self> {
-        let Order { mut config, mut spec, agent, target, roots, run_dir, driver, grace } = order;
+        let Order { mut config, mut spec, agent, target, roots, run_dir, driver, proxy, grace } =
+            order;
+        if proxy.is_some() && target.is_some() {
+            bail!(
+                "what becomes of a branch is written to the run's log, which a gateway in a container keeps; leave `--proxy container` out"
+            );
+        }
         spec.check()?;
         driver.check(&spec)?;
         host_path::check(&spec, &roots)?;
@@ -115,68 +130,77 @@ impl Prepared {
             config.listen.socket_mode = 0o666;
         }
         let policy = config.digest();
-        let app = App::build(config)?;
+        let run = config.identity.run.clone();
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: directory.parent(), deadline };
+        let gateway = match proxy {
+            None => Gateway::here(App::build(config)?),
+            Some(proxy) => {
+                let proxy = Proxy::prepare(proxy, &config, &directory, &stamp)?;
+                Gateway::Container(Box::new(proxy))
+            }
+        };
         let sandbox = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
         let is_agent = agent.is_some();
-        Ok(Self { app, driver, sandbox, directory, is_agent, target, policy })
+        Ok(Self { gateway, run, driver, sandbox, directory, is_agent, target, policy })
     }
 
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
-        let Self { app, driver, sandbox, directory, is_agent, target, policy } = self;
+        let Self { gateway, run, driver, sandbox, directory, is_agent, target, policy } = self;
         let begun = Instant::now();
-        let run = app.runs().list().pop().expect("an app on a socket has one run");
         let limits = sandbox.spec.limits;
         let deadline = begun + limits.max_runtime;
-        let deadline = run.ledger.deadline().map_or(deadline, |end| deadline.min(end.into()));
-        let (gateway_stop, gateway_gone) = (CancellationToken::new(), CancellationToken::new());
-        let until = async {
+        let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
+        let (signals, stop) = (gateway.signals(), CancellationToken::new());
+        let mut until = pin!(async {
             tokio::select! {
                 () = cancel.cancelled() => Cause::Cancelled,
-                () = gateway_gone.cancelled() => Cause::Cancelled,
-                () = run.ledger.exhausted().cancelled() => Cause::Budget,
+                () = signals.gone.cancelled() => Cause::Cancelled,
+                () = signals.exhausted.cancelled() => Cause::Budget,
                 () = sleep_until(deadline) => Cause::Deadline,
             }
-        };
-        tracing::info!(run = run.identity.run, root = %sandbox.spec.root, "starting the sandbox");
+        });
+        tracing::info!(run, root = %sandbox.spec.root, "starting the sandbox");
         let mut output = Output::new(limits.max_output_bytes, live);
-        let serve = async {
-            let served = app.serve(gateway_stop.clone()).await;
-            gateway_gone.cancel();
-            served
-        };
+        let here = gateway.run();
+        let serve = gateway.serve(&signals, stop.clone());
         let live = async {
-            let ended = Box::pin(driver.run(&sandbox, &mut output, until)).await;
+            let ended = tokio::select! {
+                biased;
+                () = signals.ready.cancelled() => {
+                    Box::pin(driver.run(&sandbox, &mut output, until)).await
+                }
+                cause = until.as_mut() => Ok(Ended { cause: Some(cause), ..Ended::default() }),
+            };
             // The log is open as long as the gateway serves.
-            let relayed = match (&target, &ended) {
-                (Some(target), Ok(ended)) => {
+            let relayed = match (&target, &here, &ended) {
+                (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
                     let words = Words { body: said(is_agent, &output), ..Words::default() };
-                    let source = Source { run: &run, policy: &policy, is_ok, words };
+                    let source = Source { run, policy: &policy, is_ok, words };
                     Some(Box::pin(target.deliver(&driver, &sandbox, source)).await)
                 }
                 _ => None,
             };
-            gateway_stop.cancel();
+            stop.cancel();
             (ended, relayed)
         };
-        let (served, (ended, relayed)) = tokio::join!(serve, live);
+        let ((served, calls), (ended, relayed)) = tokio::join!(serve, live);
         drop(directory);
         log_end(&ended);
         Outcome {
             ended,
             served,
+            calls,
             stdout: output.stdout.finish(),
             stderr: output.stderr.finish(),
             is_agent,
             relayed,
-            is_exhausted: run.ledger.exhausted().is_cancelled(),
-            is_denied: run.ledger.is_denied(),
+            is_exhausted: signals.exhausted.is_cancelled(),
             elapsed: begun.elapsed(),
         }
-        .into_result(&run)
+        .into_result(run)
     }
 }
 

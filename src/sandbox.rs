@@ -70,6 +70,8 @@ pub enum Error {
         "no limits on memory, processes and processors can be set here: {0}; allow it to do without them with `--allow-unlimited`"
     )]
     Unlimited(String),
+    #[error("the gateway's container has ended: {0}")]
+    Proxy(String),
     #[error("Docker Engine cannot {doing}")]
     Engine { doing: &'static str, source: bollard::errors::Error },
     #[error(
@@ -82,6 +84,11 @@ pub enum Error {
 /// same one, so that it cannot have two sandboxes at a time.
 pub fn name_of(run: &str) -> String {
     format!("cogni-{}", &hex::sha256(run.as_bytes())[..NAME_DIGITS])
+}
+
+/// A name for the container that serves a run's gateway.
+pub fn proxy_name_of(run: &str) -> String {
+    format!("{}-proxy", name_of(run))
 }
 
 /// 64 bits: no two of a machine's runs meet by accident.

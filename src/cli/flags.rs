@@ -41,11 +41,7 @@ pub fn read_with(
     variable: impl Fn(&str) -> Option<String>,
     between: impl FnOnce(&mut Config),
 ) -> anyhow::Result<Config> {
-    let file = matches
-        .get_one("CONFIG")
-        .cloned()
-        .or_else(|| variable("CONFIG"))
-        .filter(|file: &String| !file.is_empty());
+    let file = config_file(matches, &variable);
     let mut config =
         file.map_or_else(|| Ok(Config::default()), |file| Config::read(Path::new(&file)))?;
     between(&mut config);
@@ -54,4 +50,27 @@ pub fn read_with(
         setting.apply(&mut config, &given.unwrap_or_default())?;
     }
     Ok(config)
+}
+
+/// What was given by flag or variable, as it was given; secrets are left out.
+pub fn given(
+    settings: impl Iterator<Item = &'static Setting>,
+    matches: &ArgMatches,
+    variable: impl Fn(&str) -> Option<String>,
+) -> anyhow::Result<Vec<(&'static str, String)>> {
+    let mut given = vec![];
+    for setting in settings.filter(|setting| !setting.is_secret) {
+        let found = setting.find(matches.get_one(setting.name).cloned(), &variable)?;
+        given.extend(found.map(|value| (setting.name, value)));
+    }
+    Ok(given)
+}
+
+/// The file with further settings, if one was given.
+pub fn config_file(
+    matches: &ArgMatches,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Option<String> {
+    let file = matches.get_one("CONFIG").cloned().or_else(|| variable("CONFIG"));
+    file.filter(|file: &String| !file.is_empty())
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{ArgMatches, Command, FromArgMatches};
+use clap::{ArgMatches, Command, FromArgMatches, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -20,7 +20,7 @@ use super::flags;
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::delivery::Relayed;
-use crate::runner::{Host, Llm, MODEL, Maker, Order, Prepared, Request, RunResult};
+use crate::runner::{self, Host, Llm, MODEL, Maker, Order, Prepared, Request, RunResult};
 use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
 use repository::Asked;
 
@@ -65,6 +65,9 @@ struct Args {
     /// there is an image [default: auto]
     #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
     driver: Option<Maker>,
+
+    #[command(flatten)]
+    proxy: ProxyArgs,
 
     /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
     #[arg(long)]
@@ -138,6 +141,35 @@ pub(super) struct Places {
     pub(super) run_dir: PathBuf,
 }
 
+/// Who serves the gateway.
+#[derive(Clone, Debug, clap::Args)]
+struct ProxyArgs {
+    /// Who serves the gateway
+    #[arg(long, value_enum, default_value_t = Proxy::Process, env = "COGNI_PROXY")]
+    proxy: Proxy,
+
+    /// The image of the gateway's container
+    #[arg(
+        long,
+        value_name = "IMAGE",
+        default_value = "cogni-gateway:dev",
+        env = "COGNI_PROXY_IMAGE"
+    )]
+    proxy_image: String,
+
+    /// The network of the gateway's container, from which it reaches the upstream
+    #[arg(long, value_name = "NETWORK", default_value = "bridge", env = "COGNI_PROXY_NETWORK")]
+    proxy_network: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Proxy {
+    /// This process
+    Process,
+    /// A container of Docker Engine's, which alone has the upstream's key
+    Container,
+}
+
 /// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
@@ -197,12 +229,25 @@ fn asked(
         run_dir: args.places.run_dir.clone(),
         init: init(args.init.clone())?,
     };
+    let proxy = match args.proxy.proxy {
+        Proxy::Process => None,
+        Proxy::Container => Some(runner::proxy::Settings {
+            docker_socket: args.places.docker_socket.clone(),
+            image: args.proxy.proxy_image.clone(),
+            network: args.proxy.proxy_network.clone(),
+            given: flags::given(settings(), matches, &variable)?,
+            config_file: flags::config_file(matches, &variable).map(PathBuf::from),
+        }),
+    };
     let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
     let repository = args.repository.clone();
     let request = args.request()?.over(file);
     let config = configure(matches, variable, &request)?;
     let asked = repository.asked(&config.identity.run)?;
-    Ok((request.order(config, host)?, asked))
+    if proxy.is_some() && !matches!(asked, Asked::Nothing) {
+        bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
+    }
+    Ok((Order { proxy, ..request.order(config, host)? }, asked))
 }
 
 impl Args {

@@ -7,7 +7,7 @@ use std::path::{self, Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::sandbox::spec::{HOSTS, HOSTS_TEXT, UID};
+use crate::sandbox::spec::{GID, HOSTS, HOSTS_TEXT, UID};
 use crate::sandbox::{Owner, name_of};
 
 /// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
@@ -27,6 +27,7 @@ pub(super) fn real(run_dir: &Path) -> io::Result<PathBuf> {
 pub(super) struct Directory {
     path: PathBuf,
     is_roots: bool,
+    user: (u32, u32),
 }
 
 impl Directory {
@@ -42,7 +43,7 @@ impl Directory {
         let parent = real(parent).with_context(|| cannot(parent))?;
         let path = parent.join(format!("{}-{}", name_of(run), owner.to_file_name()));
         DirBuilder::new().mode(0o700).create(&path).with_context(|| cannot(&path))?;
-        let mut directory = Self { path, is_roots: false };
+        let mut directory = Self { path, is_roots: false, user: (UID, GID) };
         let socket_dir = directory.socket_dir();
         // The sandbox sees this one, and its user must be able to go through.
         fs::create_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
@@ -50,7 +51,11 @@ impl Directory {
         let hosts = socket_dir.join(HOSTS);
         fs::write(&hosts, HOSTS_TEXT).with_context(|| cannot(&hosts))?;
         fs::set_permissions(&hosts, Permissions::from_mode(0o644))?;
-        directory.is_roots = fs::metadata(&socket_dir)?.uid() == 0;
+        let made = fs::metadata(&socket_dir)?;
+        directory.is_roots = made.uid() == 0;
+        if !directory.is_roots {
+            directory.user = (made.uid(), made.gid());
+        }
         Ok(directory)
     }
 
@@ -85,6 +90,11 @@ impl Directory {
             fs::set_permissions(&path, Permissions::from_mode(0o777)).with_context(cannot)?;
         }
         Ok(path)
+    }
+
+    /// Who a gateway's container runs as. One that may not give files away keeps them, and runs it as itself.
+    pub(super) fn proxy_user(&self) -> (u32, u32) {
+        self.user
     }
 
     /// Whether this process makes files as root.

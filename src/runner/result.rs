@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::Envelope;
 use super::delivery::Relayed;
+use super::gateway::Calls;
 use crate::budget::Amount;
-use crate::run::Run;
 use crate::sandbox::output::Captured;
 use crate::sandbox::{self, Cause, Ended};
 
@@ -86,6 +86,7 @@ pub struct Timings {
 pub(super) struct Outcome {
     pub(super) ended: Result<Ended, sandbox::Error>,
     pub(super) served: anyhow::Result<()>,
+    pub(super) calls: Calls,
     pub(super) stdout: Captured,
     pub(super) stderr: Captured,
     /// Whether its program is an agent, which prints an envelope.
@@ -93,16 +94,14 @@ pub(super) struct Outcome {
     pub(super) relayed: Option<Relayed>,
     /// No further call would have been let through.
     pub(super) is_exhausted: bool,
-    /// Its last call was too large for what was left of the budget.
-    pub(super) is_denied: bool,
     pub(super) elapsed: Duration,
 }
 
 impl Outcome {
-    pub(super) fn into_result(self, run: &Run) -> RunResult {
+    pub(super) fn into_result(self, run: String) -> RunResult {
         let agent = self.is_agent.then(|| Envelope::parse(&self.stdout.text));
         let error_code = self.error_code(agent.as_ref());
-        let Self { ended, served, stdout, stderr, relayed, elapsed, .. } = self;
+        let Self { ended, served, calls, stdout, stderr, relayed, elapsed, .. } = self;
         let (ended, error) = match (ended, served) {
             (Err(error), _) => {
                 (Ended::default(), Some(format!("{:#}", anyhow::Error::from(error))))
@@ -114,7 +113,7 @@ impl Outcome {
             }
         };
         RunResult {
-            run_id: run.identity.run.clone(),
+            run_id: run,
             ok: error_code.is_none(),
             exit_code: ended.exit_code,
             error_code,
@@ -126,11 +125,7 @@ impl Outcome {
             stderr_bytes: stderr.bytes,
             agent: agent.and_then(Result::ok),
             relay: relayed,
-            usage: Usage {
-                spent: run.ledger.spent(),
-                admitted: run.counts.admitted(),
-                refused: run.counts.refused(),
-            },
+            usage: Usage { spent: calls.spent, admitted: calls.admitted, refused: calls.refused },
             timings: Timings { start_ms: ended.start.map(millis), total_ms: millis(elapsed) },
         }
     }
@@ -147,7 +142,7 @@ impl Outcome {
             // It was quicker than we were.
             (None, _) if self.is_exhausted => Some(ErrorCode::BudgetExhausted),
             (None, None) => Some(ErrorCode::Internal),
-            (None, Some(_)) if has_error(agent) && self.is_denied => {
+            (None, Some(_)) if has_error(agent) && self.calls.is_denied => {
                 Some(ErrorCode::BudgetExhausted)
             }
             (None, Some(_)) if has_error(agent) => Some(ErrorCode::AgentFailed),
@@ -155,7 +150,7 @@ impl Outcome {
             (None, Some(0)) if self.stdout.truncated => Some(ErrorCode::OutputTruncated),
             (None, Some(0)) => matches!(agent, Some(Err(_))).then_some(ErrorCode::InvalidOutput),
             (None, Some(_)) if ended.oom_killed => Some(ErrorCode::OomKilled),
-            (None, Some(_)) if self.is_denied => Some(ErrorCode::BudgetExhausted),
+            (None, Some(_)) if self.calls.is_denied => Some(ErrorCode::BudgetExhausted),
             (None, Some(_)) => Some(ErrorCode::ContainerFailed),
         }
     }

@@ -16,7 +16,7 @@ use super::directory::{owner_of, real, remove};
 use crate::sandbox::docker::{self, Docker};
 use crate::sandbox::embedded;
 use crate::sandbox::owner::State;
-use crate::sandbox::{self, Owner, name_of};
+use crate::sandbox::{self, Owner, name_of, proxy_name_of};
 
 /// What is to be swept, and how far it goes.
 #[derive(Clone, Debug)]
@@ -165,12 +165,13 @@ impl Swept {
     }
 }
 
-/// A label can be set by anybody; a container of ours also has the name that goes with its run.
+/// A label can be set by anybody; a container of ours also has a name that goes with its run.
 fn fate_of_container(container: &docker::Found, run_dir: &Path) -> Fate {
     if Path::new(&container.run_dir) != run_dir {
         return Fate::Elsewhere(container.run_dir.clone());
     }
-    let is_ours = container.name == name_of(&container.run);
+    let names = [name_of(&container.run), proxy_name_of(&container.run)];
+    let is_ours = names.contains(&container.name);
     fate(is_ours.then(|| Owner::parse(&container.owner)).flatten())
 }
 

@@ -4,6 +4,7 @@
 //! does not do within its time is left to the sweep, which knows the container by its labels.
 
 mod container;
+pub mod proxy;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use bollard::API_DEFAULT_VERSION;
 use bollard::errors::Error as EngineError;
+use bollard::models::ContainerCreateBody;
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
 };
@@ -20,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::output::Output;
 use super::owner::State;
+use super::spec::Stamp;
 use super::spec::docker::{DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body};
 use super::{Cause, Ended, Error, Order, Owner, name_of};
 use container::{Container, Started};
@@ -112,22 +115,31 @@ impl Docker {
     }
 
     /// Creates the container, which does not run yet. An image may be given by name: it is asked for once, and then
-    /// goes by its id. A container that a dead runner has left of the same run is taken away.
+    /// goes by its id.
     async fn create(&self, image: &str, order: &Order) -> Result<Container, Error> {
         let Order { spec, stamp, .. } = order;
         let image = self.image_id(image).await?;
-        let name = name_of(&spec.run);
+        let body = create_body(spec, &image, stamp);
+        Box::pin(self.make(&name_of(&spec.run), body, stamp)).await
+    }
+
+    /// Creates a container of this name. One that a dead runner has left of the same run is taken away.
+    async fn make(
+        &self,
+        name: &str,
+        body: ContainerCreateBody,
+        stamp: &Stamp,
+    ) -> Result<Container, Error> {
         let mut is_taken = false;
         loop {
-            let options = CreateContainerOptionsBuilder::default().name(&name).build();
-            let created =
-                self.client.create_container(Some(options), create_body(spec, &image, stamp));
-            match created.await {
+            let options = CreateContainerOptionsBuilder::default().name(name).build();
+            match self.client.create_container(Some(options), body.clone()).await {
                 Ok(created) => return Ok(Container::new(self.client.clone(), created.id)),
                 Err(error) if is_status(&error, CONFLICT) => {
-                    let left = self.find(order, |owner| owner.state() == State::Dead).await;
+                    let left = self.find(name, stamp, |owner| owner.state() == State::Dead).await;
                     let Some(left) = left.filter(|_| !is_taken) else {
-                        return Err(Error::Taken(spec.run.clone()));
+                        let run = body.labels.and_then(|mut labels| labels.remove(RUN_LABEL));
+                        return Err(Error::Taken(run.unwrap_or_default()));
                     };
                     self.remove(&left).await?;
                     is_taken = true;
@@ -137,14 +149,14 @@ impl Docker {
         }
     }
 
-    /// The id of the container of the order's run, if there is one by now, in its installation and of such an owner.
+    /// The id of the container of this name, if there is one by now, in this installation and of such an owner.
     async fn find(
         &self,
-        Order { spec, stamp, .. }: &Order,
+        name: &str,
+        stamp: &Stamp,
         is_it: impl Fn(&Owner) -> bool,
     ) -> Option<String> {
-        let name = name_of(&spec.run);
-        let found = timeout(ANSWER, self.client.inspect_container(&name, None)).await.ok()?.ok()?;
+        let found = timeout(ANSWER, self.client.inspect_container(name, None)).await.ok()?.ok()?;
         let labels = found.config?.labels?;
         let is_ours = labels.get(DIR_LABEL).is_some_and(|dir| Path::new(dir) == stamp.run_dir);
         let owner = Owner::parse(labels.get(OWNER_LABEL)?)?;
@@ -153,10 +165,10 @@ impl Docker {
 
     /// What an engine has made although nobody waited for its answer. One that was cut off in the middle gets some
     /// time to come out with it.
-    async fn late(&self, order: &Order, was_cut: bool) -> Option<String> {
+    async fn late(&self, name: &str, stamp: &Stamp, was_cut: bool) -> Option<String> {
         let begun = Instant::now();
         loop {
-            let found = self.find(order, |owner| *owner == order.stamp.owner).await;
+            let found = self.find(name, stamp, |owner| *owner == stamp.owner).await;
             if found.is_some() || !was_cut || begun.elapsed() > LATE {
                 return found;
             }
@@ -229,7 +241,7 @@ pub async fn run<W: AsyncWrite + Unpin>(
     };
     if let Some(docker) = docker {
         if id.is_none() {
-            id = docker.late(order, was_cut).await;
+            id = docker.late(&name_of(&order.spec.run), &order.stamp, was_cut).await;
         }
         if let Some(id) = id {
             docker.tidy_up(&id).await;

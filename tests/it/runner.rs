@@ -9,6 +9,7 @@ mod escape;
 mod isolation;
 mod killed;
 mod leftover;
+mod proxy;
 mod restart;
 mod sandboxed;
 

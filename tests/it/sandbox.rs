@@ -1,5 +1,6 @@
 //! R3, R5: what a sandbox is asked to be, what is kept of its words, and whose it is. Without an engine.
 
+mod engine;
 mod host_path;
 mod oci;
 mod output;

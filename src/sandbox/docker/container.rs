@@ -95,7 +95,7 @@ impl Container {
     }
 
     /// Waits for the exit code.
-    async fn wait(&self) -> Result<i64, Error> {
+    pub(super) async fn wait(&self) -> Result<i64, Error> {
         let engine = |source| Error::Engine { doing: "wait for the container", source };
         match self.client.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
             Some(Ok(exit)) => Ok(exit.status_code),

@@ -1,5 +1,7 @@
 //! A sandbox in the words of Docker Engine. Pure: what is enforced can be read, and tested, without an engine.
 
+pub mod proxy;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -31,7 +33,7 @@ pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreat
         ..ContainerCreateBody::default()
     };
     let digest = digest(&body);
-    body.labels = Some(labels(spec, stamp, digest));
+    body.labels = Some(labels(&spec.run, stamp, digest));
     body
 }
 
@@ -119,11 +121,11 @@ fn nano_cpus(cpus: f64) -> i64 {
     (cpus * 1e9).round() as i64
 }
 
-fn labels(spec: &RunSpec, stamp: &Stamp, digest: String) -> HashMap<String, String> {
+fn labels(run: &str, stamp: &Stamp, digest: String) -> HashMap<String, String> {
     let deadline = stamp.deadline.duration_since(UNIX_EPOCH).unwrap_or_default();
     HashMap::from([
         (OWNER_LABEL.to_owned(), stamp.owner.to_string()),
-        (RUN_LABEL.to_owned(), spec.run.clone()),
+        (RUN_LABEL.to_owned(), run.to_owned()),
         (DIR_LABEL.to_owned(), stamp.run_dir.display().to_string()),
         (DEADLINE_LABEL.to_owned(), deadline.as_secs().to_string()),
         (SPEC_LABEL.to_owned(), digest),

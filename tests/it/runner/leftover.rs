@@ -115,7 +115,7 @@ fn started(runner: &Sandboxed, run: &str) -> Process {
     process
 }
 
-fn sweep(runner: &Sandboxed, flags: &[&str]) -> (i32, String) {
+pub(super) fn sweep(runner: &Sandboxed, flags: &[&str]) -> (i32, String) {
     ended(command(runner, flags).output().unwrap())
 }
 

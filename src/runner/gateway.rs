@@ -1,0 +1,96 @@
+//! Who serves a run's gateway: this process, or a container beside the sandbox.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio_util::sync::CancellationToken;
+
+use super::proxy::Proxy;
+use crate::app::App;
+use crate::budget::Amount;
+use crate::run::Run;
+
+pub(super) enum Gateway {
+    /// Its socket is bound, and its log open.
+    Here {
+        app: Box<App>,
+        run: Arc<Run>,
+    },
+    Container(Box<Proxy>),
+}
+
+/// What a gateway tells while it serves.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Signals {
+    /// Whoever connects is served.
+    pub(super) ready: CancellationToken,
+    /// No further call of the run will be let through.
+    pub(super) exhausted: CancellationToken,
+    /// It serves no more.
+    pub(super) gone: CancellationToken,
+}
+
+/// What became of the run's calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Calls {
+    pub(super) spent: Amount,
+    pub(super) admitted: u64,
+    pub(super) refused: u64,
+    /// The last of them was too large for what was left of the budget.
+    pub(super) is_denied: bool,
+}
+
+impl Gateway {
+    pub(super) fn here(app: App) -> Self {
+        let run = app.runs().list().pop().expect("an app on a socket has one run");
+        Self::Here { app: Box::new(app), run }
+    }
+
+    /// The run, where it is here that its log is kept.
+    pub(super) fn run(&self) -> Option<Arc<Run>> {
+        match self {
+            Self::Here { run, .. } => Some(Arc::clone(run)),
+            Self::Container(_) => None,
+        }
+    }
+
+    pub(super) fn signals(&self) -> Signals {
+        let mut signals = Signals::default();
+        if let Self::Here { run, .. } = self {
+            signals.exhausted = run.ledger.exhausted().clone();
+            signals.ready.cancel();
+        }
+        signals
+    }
+
+    /// The end of the run by its budget.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self {
+            Self::Here { run, .. } => run.ledger.deadline(),
+            Self::Container(proxy) => proxy.deadline(),
+        }
+    }
+
+    /// Serves until `stop`, lets open calls finish, and tells what became of all.
+    pub(super) async fn serve(
+        self,
+        signals: &Signals,
+        stop: CancellationToken,
+    ) -> (anyhow::Result<()>, Calls) {
+        let (served, calls) = match self {
+            Self::Here { app, run } => (app.serve(stop).await, calls_of(&run)),
+            Self::Container(proxy) => Box::pin(proxy.serve(signals, stop)).await,
+        };
+        signals.gone.cancel();
+        (served, calls)
+    }
+}
+
+fn calls_of(run: &Run) -> Calls {
+    Calls {
+        spent: run.ledger.spent(),
+        admitted: run.counts.admitted(),
+        refused: run.counts.refused(),
+        is_denied: run.ledger.is_denied(),
+    }
+}

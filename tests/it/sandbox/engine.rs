@@ -1,0 +1,41 @@
+//! What other containers than a sandbox, and another engine than Docker's, are asked for.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use cogni_gateway::sandbox::Owner;
+use cogni_gateway::sandbox::spec::docker::proxy::{self, Proxy};
+use cogni_gateway::sandbox::spec::{Access, Mount, Stamp};
+
+/// R3, R4: the gateway's container has a network and nothing else that it does not need; its secrets are files.
+#[test]
+fn the_gateways_container_is_hardened_too() {
+    let proxy = Proxy {
+        run: "run-1".to_owned(),
+        image: "cogni-gateway:dev".to_owned(),
+        network: "bridge".to_owned(),
+        uid: 1001,
+        gid: 1001,
+        env: [("LITELLM_MASTER_KEY_FILE", "/cogni/litellm_master_key_file")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        socket_dir: "/run/cogni/run-1/sock".into(),
+        mounts: vec![Mount {
+            source: "/run/cogni/run-1/proxy".into(),
+            target: "/cogni".into(),
+            access: Access::ReadOnly,
+        }],
+    };
+    let body = serde_json::to_value(proxy::create_body(&proxy, IMAGE, &stamp())).unwrap();
+    insta::assert_json_snapshot!(body);
+}
+
+fn stamp() -> Stamp {
+    let owner = Owner::parse("0123456789abcdef:42:4242:4026531836").unwrap();
+    Stamp {
+        owner,
+        run_dir: "/run/cogni".into(),
+        deadline: UNIX_EPOCH + Duration::from_secs(1_800_000_001),
+    }
+}
+
+const IMAGE: &str = "sha256:0123";
