@@ -1,4 +1,5 @@
-//! The bridge of a sandbox beside socat, in one run: what it adds to an event of a stream, and what it carries.
+//! The bridge of a sandbox beside socat and beside none, in one run: what it adds to an event of a stream, and what it
+//! carries.
 //!
 //! `-- --test` only shows that it runs. An event crosses the bridge and one byte comes back before the next is sent, so
 //! that nothing queues; the figure is the way there.
@@ -26,6 +27,10 @@ fn main() {
     let listener = UnixListener::bind(socket).unwrap();
 
     println!("bridge   lag p50   lag p99   down MiB/s   up MiB/s");
+    row("none", events, mebibytes, || {
+        let client = UnixStream::connect(&path).unwrap();
+        (client, listener.accept().unwrap().0)
+    });
     let listen = "TCP-LISTEN:8071,bind=127.7.7.7,fork,reuseaddr,nodelay";
     let mut socat = Command::new("socat");
     socat.args([listen, &format!("UNIX-CONNECT:{socket}")]);
@@ -33,13 +38,24 @@ fn main() {
     ours.args(["--listen", "127.7.7.7:8072", "--socket", socket, "sleep", "100000"]);
     for (name, port, command) in [("socat", 8071, &mut socat), ("init", 8072, &mut ours)] {
         let bridge = Bridge::start(command, &listener, port);
-        let (half, most) = bridge.lag(&listener, events);
-        let (client, gateway) = bridge.pair(&listener);
-        let down = rate(gateway, client, mebibytes);
-        let (client, gateway) = bridge.pair(&listener);
-        let up = rate(client, gateway, mebibytes);
-        println!("{name:6} {half:>9.1?} {most:>9.1?} {down:>12.0} {up:>10.0}");
+        row(name, events, mebibytes, || bridge.pair(&listener));
     }
+}
+
+/// Measures connections that `pair` makes: the agent's end, and the gateway's.
+fn row<C: Read + Write + Send + 'static>(
+    name: &str,
+    events: usize,
+    mebibytes: u32,
+    pair: impl Fn() -> (C, UnixStream),
+) {
+    let (client, gateway) = pair();
+    let (half, most) = lag(client, gateway, events);
+    let (client, gateway) = pair();
+    let down = rate(gateway, client, mebibytes);
+    let (client, gateway) = pair();
+    let up = rate(client, gateway, mebibytes);
+    println!("{name:6} {half:>9.1?} {most:>9.1?} {down:>12.0} {up:>10.0}");
 }
 
 struct Bridge {
@@ -66,31 +82,6 @@ impl Bridge {
         client.set_nodelay(true).unwrap();
         (client, listener.accept().unwrap().0)
     }
-
-    /// Half of the events took less than the first, and 99 in 100 less than the second.
-    fn lag(&self, listener: &UnixListener, events: usize) -> (Duration, Duration) {
-        let (mut client, mut gateway) = self.pair(listener);
-        let reader = thread::spawn(move || {
-            let mut event = [0; EVENT];
-            let mut arrived = vec![];
-            while client.read_exact(&mut event).is_ok() {
-                arrived.push(Instant::now());
-                client.write_all(b".").unwrap();
-            }
-            arrived
-        });
-        let mut sent = vec![];
-        for _ in 0..events {
-            sent.push(Instant::now());
-            gateway.write_all(&[b'x'; EVENT]).unwrap();
-            gateway.read_exact(&mut [0]).unwrap();
-        }
-        drop(gateway);
-        let arrived = reader.join().unwrap();
-        let mut lags: Vec<_> = arrived.iter().zip(sent).map(|(at, sent)| *at - sent).collect();
-        lags.sort_unstable();
-        (lags[lags.len() / 2], lags[lags.len() * 99 / 100])
-    }
 }
 
 impl Drop for Bridge {
@@ -99,6 +90,34 @@ impl Drop for Bridge {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Half of the events took less than the first, and 99 in 100 less than the second.
+fn lag(
+    mut client: impl Read + Write + Send + 'static,
+    mut gateway: UnixStream,
+    events: usize,
+) -> (Duration, Duration) {
+    let reader = thread::spawn(move || {
+        let mut event = [0; EVENT];
+        let mut arrived = vec![];
+        while client.read_exact(&mut event).is_ok() {
+            arrived.push(Instant::now());
+            client.write_all(b".").unwrap();
+        }
+        arrived
+    });
+    let mut sent = vec![];
+    for _ in 0..events {
+        sent.push(Instant::now());
+        gateway.write_all(&[b'x'; EVENT]).unwrap();
+        gateway.read_exact(&mut [0]).unwrap();
+    }
+    drop(gateway);
+    let arrived = reader.join().unwrap();
+    let mut lags: Vec<_> = arrived.iter().zip(sent).map(|(at, sent)| *at - sent).collect();
+    lags.sort_unstable();
+    (lags[lags.len() / 2], lags[lags.len() * 99 / 100])
 }
 
 /// MiB a second.
