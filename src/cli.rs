@@ -7,6 +7,7 @@ pub mod demo;
 pub mod explain;
 pub mod flags;
 pub mod health;
+mod log;
 pub mod provider;
 pub mod proxy;
 pub mod relay;
@@ -15,22 +16,28 @@ pub mod shared;
 pub mod sweep;
 pub mod token;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
-use tracing_subscriber::EnvFilter;
+
+use log::Log;
 
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
     // The demo tells its own story; only what goes wrong may interrupt it.
-    start_log(if matches.subcommand_matches("demo").is_some() { "warn" } else { "info" });
+    let level = if matches.subcommand_matches("demo").is_some() { "warn" } else { "info" };
+    let log = match Log::start(level) {
+        Ok(log) => log,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: there is no thread for the log: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let done = dispatch(&matches, &mut io::stdout().lock());
-    done.unwrap_or_else(|error| {
-        let _ = writeln!(io::stderr(), "error: {error:#}");
-        ExitCode::from(WRONG_USE)
-    })
+    log.finish(done.as_ref().err().map(|error| format!("error: {error:#}")));
+    done.unwrap_or(ExitCode::from(WRONG_USE))
 }
 
 /// All commands with their flags.
@@ -96,17 +103,6 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
             token::run(&token::Command::from_arg_matches(matches)?, io::stdin(), out)
         }
         _ => unreachable!("clap knows no other command"),
-    }
-}
-
-/// Our own log goes to stderr: readable on a terminal, JSON for machines if `LOG_FORMAT=json`.
-fn start_log(level: &str) {
-    let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    if std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json") {
-        log.json().init();
-    } else {
-        log.with_ansi(io::stderr().is_terminal()).init();
     }
 }
 

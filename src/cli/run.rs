@@ -174,7 +174,7 @@ enum Proxy {
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
         let sweep = order.sweep();
         let ended = CancellationToken::new();
         let run = async {
@@ -194,7 +194,10 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
         // Beside the run, which it must not hold: its result is told before the last sweep is done.
         let (run, ()) = tokio::join!(run, sweep.forever(SWEEP_EVERY, ended.clone()));
         run
-    })
+    });
+    // What is still being shown may wait for somebody who does not look.
+    runtime.shutdown_background();
+    done
 }
 
 async fn until_signalled(order: Order) -> anyhow::Result<RunResult> {

@@ -182,7 +182,9 @@ impl Helper {
         grace: Duration,
     ) -> Result<Ended, Error> {
         let Self { events, signals, stdout, stderr, .. } = self;
-        let mut following = pin!(follow(next_event(events), pump(stdout, stderr, output)));
+        let hurry = output.hurry();
+        let pump = pump(stdout, stderr, output);
+        let mut following = pin!(follow(next_event(events), pump, &hurry));
         let (event, cause) = tokio::select! {
             event = &mut following => (event?, None),
             cause = until => {

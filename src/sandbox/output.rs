@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 /// The two streams of a sandbox, and who listens to them.
 #[derive(Debug)]
@@ -18,6 +19,7 @@ pub struct Output<W> {
     live: Option<W>,
     /// The one stream that is listened to, where it is not both.
     only: Option<Stream>,
+    hurry: CancellationToken,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,8 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     /// `limit` is for each stream, in bytes; `live` is given what both print, as it comes.
     pub fn new(limit: usize, live: W) -> Self {
         let (stdout, stderr) = (Capture::new(limit), Capture::new(limit));
-        Self { stdout, stderr, live: Some(live), only: None }
+        let hurry = CancellationToken::new();
+        Self { stdout, stderr, live: Some(live), only: None, hurry }
     }
 
     /// As [`new`](Self::new), for somebody who listens to one of the two.
@@ -58,16 +61,31 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         Self { only: Some(stream), ..Self::new(limit, live) }
     }
 
-    /// Takes what one stream has printed. A listener that cannot be written to is not asked again.
+    /// When it is cancelled, nobody waits for the listener any more.
+    pub(super) fn hurry(&self) -> CancellationToken {
+        self.hurry.clone()
+    }
+
+    /// Takes what one stream has printed. A listener that is slow slows the sandbox down; one that cannot be written to,
+    /// or takes nothing for a time, is not asked again.
     pub async fn push(&mut self, stream: Stream, chunk: &[u8]) {
         match stream {
             Stream::Stdout => self.stdout.push(chunk),
             Stream::Stderr => self.stderr.push(chunk),
         }
-        if self.only.is_none_or(|only| only == stream)
-            && let Some(live) = &mut self.live
-            && (live.write_all(chunk).await.is_err() || live.flush().await.is_err())
-        {
+        if self.only.is_some_and(|only| only != stream) {
+            return;
+        }
+        let Some(live) = &mut self.live else { return };
+        let copied = async {
+            live.write_all(chunk).await?;
+            live.flush().await
+        };
+        let is_heard = tokio::select! {
+            copied = timeout(LISTENER, copied) => matches!(copied, Ok(Ok(()))),
+            () = self.hurry.cancelled() => false,
+        };
+        if !is_heard {
             self.live = None;
         }
     }
@@ -107,6 +125,7 @@ impl Capture {
 pub(super) async fn follow<T, E>(
     end: impl Future<Output = Result<T, E>>,
     pump: impl Future<Output = ()>,
+    hurry: &CancellationToken,
 ) -> Result<T, E> {
     let (mut end, mut pump) = (pin!(end), pin!(pump));
     let mut is_read = false;
@@ -116,11 +135,21 @@ pub(super) async fn follow<T, E>(
             () = &mut pump, if !is_read => is_read = true,
         }
     };
-    if !is_read && timeout(REST_OF_OUTPUT, pump).await.is_err() {
-        tracing::warn!("the output did not end with the sandbox; the rest is left out");
+    if !is_read && timeout(REST_OF_OUTPUT, &mut pump).await.is_err() {
+        // It may be the listener that is late.
+        hurry.cancel();
+        if timeout(LAST_OF_OUTPUT, pump).await.is_err() {
+            tracing::warn!("the output did not end with the sandbox; the rest is left out");
+        }
     }
     Ok(ended)
 }
 
 /// From the end to the end of the output. What is on its way by then is some pipes full.
 const REST_OF_OUTPUT: Duration = Duration::from_secs(2);
+
+/// After that, for what nobody listens to.
+const LAST_OF_OUTPUT: Duration = Duration::from_secs(1);
+
+/// For a listener to take one chunk.
+const LISTENER: Duration = Duration::from_secs(10);

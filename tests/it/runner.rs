@@ -14,8 +14,9 @@ mod restart;
 mod sandboxed;
 
 use std::os::unix::net::UnixListener;
+use std::process::Stdio;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use sandboxed::{Sandboxed, sh};
 
@@ -37,6 +38,30 @@ fn an_engine_that_does_not_answer_costs_no_more_than_the_deadline() {
     let flags = ["--docker-socket", socket.to_str().unwrap(), "--max-runtime", "1s"];
     let result = runner.run(&flags, &["true"]);
     assert_eq!(result.facts(), json!([false, null, "timeout"]));
+}
+
+/// R5: who does not read what is shown holds neither the sandbox nor its result.
+#[test]
+fn a_listener_that_does_not_read_costs_no_output() {
+    let runner = Sandboxed::new();
+    let script = sh("head -c 1000000 /dev/zero | tr '\\0' x; echo aside >&2");
+    let mut command = runner.prepare(&["--run-id", "run-unread"], &script);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap();
+    let unread = child.stderr.take();
+    let output = child.wait_with_output().unwrap();
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json!([result["ok"], result["stdout_bytes"]]), json!([true, 1_000_000]));
+    assert_eq!(result["stderr"], "aside\n");
+    drop(unread);
+}
+
+/// R5: what is not UTF-8 is replaced, and counted as it was.
+#[test]
+fn output_that_is_no_text_comes_through_as_text() {
+    let result = Sandboxed::new().run(&[], &sh("printf 'a\\377\\300b\\n'"));
+    assert_eq!(result.json["stdout"], "a\u{fffd}\u{fffd}b\n");
+    assert_eq!(result.json["stdout_bytes"], 5);
 }
 
 /// R3: nothing is pulled.

@@ -127,7 +127,8 @@ impl Running {
         grace: Duration,
     ) -> Result<Ended, Error> {
         let Self { container, mut frames } = self;
-        let mut following = pin!(follow(container.wait(), pump(&mut frames, output)));
+        let hurry = output.hurry();
+        let mut following = pin!(follow(container.wait(), pump(&mut frames, output), &hurry));
         let (exit_code, cause) = tokio::select! {
             exit_code = &mut following => (Some(exit_code?), None),
             cause = until => {

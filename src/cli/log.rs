@@ -1,0 +1,82 @@
+//! Our own log, on standard error. Whoever reads it may be slow, or not read at all: that holds nobody here.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+
+/// What waits to be written, until it is finished.
+pub(super) struct Log {
+    lines: SyncSender<Order>,
+}
+
+/// One line at a time, as the subscriber writes them.
+#[derive(Clone)]
+struct Lines(SyncSender<Order>);
+
+enum Order {
+    Line(Vec<u8>),
+    /// Say when everything before is written.
+    Finish(SyncSender<()>),
+}
+
+impl Log {
+    /// Readable on a terminal, JSON for machines if `LOG_FORMAT=json`.
+    pub(super) fn start(level: &str) -> io::Result<Self> {
+        let (lines, orders) = sync_channel(MAX_LINES);
+        thread::Builder::new().name("log".to_owned()).spawn(move || write(&orders))?;
+        let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| EnvFilter::new(level));
+        let writer = Lines(lines.clone());
+        let log = tracing_subscriber::fmt().with_env_filter(filter);
+        let log = log.with_writer(move || writer.clone());
+        if std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json") {
+            log.json().init();
+        } else {
+            log.with_ansi(io::stderr().is_terminal()).init();
+        }
+        Ok(Self { lines })
+    }
+
+    /// The last words of this process, and a moment for all that was said before.
+    pub(super) fn finish(self, last: Option<String>) {
+        let (done, is_done) = sync_channel(1);
+        let mut lines = Lines(self.lines);
+        if let Some(last) = last {
+            let _ = writeln!(lines, "{last}");
+        }
+        if lines.0.try_send(Order::Finish(done)).is_ok() {
+            let _ = is_done.recv_timeout(LAST_LINES);
+        }
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match self.0.try_send(Order::Line(line.to_vec())) {
+            Ok(()) => Ok(line.len()),
+            // Lost, as it would be on a screen that nobody looks at.
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Ok(line.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write(orders: &Receiver<Order>) {
+    while let Ok(order) = orders.recv() {
+        match order {
+            Order::Line(line) => drop(io::stderr().write_all(&line)),
+            Order::Finish(done) => drop(done.try_send(())),
+        }
+    }
+}
+
+/// Waiting to be written.
+const MAX_LINES: usize = 1024;
+
+/// For what is on its way when the process ends.
+const LAST_LINES: Duration = Duration::from_secs(2);
