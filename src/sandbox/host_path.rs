@@ -1,29 +1,33 @@
 //! The paths of this machine that a sandbox is given: below what the operator allows, and really there.
 
-use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::Error;
-use super::spec::{Root, RunSpec, Workspace};
+use super::spec::{Access, GID, Root, RunSpec, UID, Workspace};
 
 /// Checks every path of `spec` that is somebody else's than ours.
 ///
+/// What is found stays so until it is mounted: from its root down, no sandbox may write where it could be turned
+/// elsewhere.
+///
 /// # Errors
-/// The first that is not absolute, not there, leads through a symlink, is not below one of `roots`, or is what no
-/// sandbox may see.
+/// The first that is not absolute, not there, leads through a symlink, is not below one of `roots`, is what no sandbox
+/// may see, or does not let the sandbox's user in.
 pub fn check(spec: &RunSpec, roots: &[PathBuf]) -> Result<(), Error> {
+    let wrong = |path: &Path, why| Error::HostPath { path: path.to_owned(), why };
+    if let Root::Directory(path) = &spec.root {
+        judge(path, roots).map_err(|why| wrong(path, why))?;
+    }
     let workspace = match &spec.workspace {
         Workspace::None => None,
-        Workspace::Directory { path, .. } => Some(path),
+        Workspace::Directory { path, access } => Some((path, *access)),
     };
-    let root = match &spec.root {
-        Root::Directory(path) => Some(path),
-        Root::Image(_) | Root::Host => None,
-    };
-    let mounts = spec.mounts.iter().map(|mount| &mount.source);
-    for path in root.into_iter().chain(workspace).chain(mounts) {
-        judge(path, roots).map_err(|why| Error::HostPath { path: path.clone(), why })?;
+    let mounts = spec.mounts.iter().map(|mount| (&mount.source, mount.access));
+    for (path, access) in workspace.into_iter().chain(mounts) {
+        judge(path, roots).and_then(|()| let_in(path, access)).map_err(|why| wrong(path, why))?;
     }
     Ok(())
 }
@@ -46,13 +50,69 @@ fn judge(path: &Path, roots: &[PathBuf]) -> Result<(), String> {
     if let Some(sight) = forbidden.clone().find(|of| path.starts_with(of) || of.starts_with(path)) {
         return Err(format!("it would show `{}`, which no sandbox may see", sight.display()));
     }
-    let real_root = |root: &PathBuf| fs::canonicalize(root).ok();
-    if !roots.iter().filter_map(real_root).any(|root| path.starts_with(root)) {
+    let mut real_roots = roots.iter().filter_map(|root| fs::canonicalize(root).ok());
+    let Some(root) = real_roots.find(|root| path.starts_with(root)) else {
         let roots: Vec<_> = roots.iter().map(|root| format!("`{}`", root.display())).collect();
         return Err(format!("it is not below {}; allow it with `--root`", roots.join(" or ")));
+    };
+    let steps = path.ancestors().zip(path.ancestors().skip(1));
+    for (entry, directory) in steps.take_while(|(_, directory)| directory.starts_with(&root)) {
+        if may_turn(entry, directory).map_err(|error| error.to_string())? {
+            return Err(format!(
+                "a sandbox may write to `{}`, and turn it elsewhere; keep it where user {UID} may not write",
+                directory.display()
+            ));
+        }
     }
     Ok(())
 }
+
+/// Whether a sandbox that is given the directory could put something else in the place of its entry.
+fn may_turn(entry: &Path, directory: &Path) -> io::Result<bool> {
+    // Where all of this is the runner's own user's, there is nobody to keep out.
+    if rustix::process::geteuid().as_raw() == UID {
+        return Ok(false);
+    }
+    let (directory, entry) = (fs::symlink_metadata(directory)?, fs::symlink_metadata(entry)?);
+    let is_sticky = directory.mode() & STICKY != 0;
+    Ok(directory.uid() == UID || (may(&directory, WRITE) && !(is_sticky && entry.uid() != UID)))
+}
+
+/// Whether the sandbox's user may do with it what it is given for. An access list may say more than a mode.
+fn let_in(path: &Path, access: Access) -> Result<(), String> {
+    let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
+    let search = if found.is_dir() { SEARCH } else { 0 };
+    let (wanted, to) = match access {
+        Access::ReadOnly => (READ | search, "read"),
+        Access::ReadWrite => (READ | WRITE | search, "write"),
+    };
+    let has_list = || rustix::fs::getxattr(path, ACCESS_LIST, &mut [0; 0]).is_ok();
+    if may(&found, wanted) || has_list() {
+        return Ok(());
+    }
+    Err(format!(
+        "user {UID}, which the sandbox runs as, may not {to} there; `chown {UID}` it, or change its mode"
+    ))
+}
+
+/// Whether the sandbox's user has all of these permissions, by the mode alone.
+fn may(found: &Metadata, wanted: u32) -> bool {
+    let shift = match (found.uid() == UID, found.gid() == GID) {
+        (true, _) => 6,
+        (false, true) => 3,
+        (false, false) => 0,
+    };
+    found.mode() >> shift & wanted == wanted
+}
+
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const SEARCH: u32 = 1;
+
+/// Of a directory: only its owner, and that of an entry, may move the entry.
+const STICKY: u32 = 0o1000;
+
+const ACCESS_LIST: &str = "system.posix_acl_access";
 
 /// Engines' sockets and states, devices, the kernel's own trees, and where secrets are kept.
 const FORBIDDEN: &[&str] = &[

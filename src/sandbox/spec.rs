@@ -211,6 +211,7 @@ fn is_target(target: &Path) -> bool {
 
 /// The user inside. No name is needed for it in the image.
 pub const UID: u32 = 1001;
+/// Its group.
 pub const GID: u32 = 1001;
 
 /// What an agent may call the kernel for, as Docker writes it.

@@ -1,7 +1,7 @@
 //! R3, R6: of this machine a sandbox sees what the operator allows, and that is what it seems to be.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,11 @@ use cogni_gateway::sandbox::host_path::check;
 use cogni_gateway::sandbox::spec::{Access, Workspace};
 
 fn judge(path: &Path, root: &Path) -> Result<(), String> {
-    let workspace = Workspace::Directory { path: path.into(), access: Access::ReadOnly };
+    judge_access(path, root, Access::ReadOnly)
+}
+
+fn judge_access(path: &Path, root: &Path, access: Access) -> Result<(), String> {
+    let workspace = Workspace::Directory { path: path.into(), access };
     let spec = RunSpec { workspace, ..super::spec() };
     check(&spec, &[root.to_owned()]).map_err(|error| error.to_string())
 }
@@ -19,6 +23,7 @@ fn judge(path: &Path, root: &Path) -> Result<(), String> {
 fn a_directory_below_a_root_is_let_in() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("task")).unwrap();
+    set(root.path(), 0, 0o755);
     judge(&root.path().join("task"), root.path()).unwrap();
     judge(root.path(), root.path()).unwrap();
 }
@@ -50,4 +55,56 @@ fn what_no_sandbox_may_see_is_kept_out_below_every_root() {
     for path in ["/", "/var", "/run", "/etc/ssl", "/proc/self", "/dev/shm", "/sys"] {
         judge(Path::new(path), Path::new("/")).expect_err(path);
     }
+}
+
+/// R6: what a sandbox could swap between the check and the mount is not mounted.
+#[test]
+fn a_path_that_a_sandbox_could_turn_elsewhere_is_kept_out() {
+    let root = tempfile::tempdir().unwrap();
+    let (parent, task) = (root.path().join("parent"), root.path().join("parent/task"));
+    fs::create_dir_all(&task).unwrap();
+    for (owner, mode, task_owner, is_kept_out) in [
+        (0, 0o755, 1001, false),
+        (0, 0o777, 0, true),
+        // As `/tmp` is: everybody may move what is their own.
+        (0, 0o1777, 0, false),
+        (0, 0o1777, 1001, true),
+        (1001, 0o755, 0, true),
+        (1001, 0o1777, 0, true),
+        (1000, 0o755, 0, false),
+    ] {
+        set(&parent, owner, mode);
+        set(&task, task_owner, 0o755);
+        let judged = judge(&task, root.path());
+        assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_owner}: {judged:?}");
+        // What is above the root is the operator's.
+        judge(&task, &task).unwrap();
+    }
+}
+
+/// R6: who is not let in would find out late, and not why.
+#[test]
+fn a_path_that_does_not_let_the_sandboxs_user_in_is_told() {
+    let root = tempfile::tempdir().unwrap();
+    let task = root.path().join("task");
+    fs::create_dir(&task).unwrap();
+    for (owner, mode, may_read, may_write) in [
+        (0, 0o755, true, false),
+        (0, 0o700, false, false),
+        (0, 0o777, true, true),
+        (1001, 0o700, true, true),
+        (1001, 0o500, true, false),
+    ] {
+        set(&task, owner, mode);
+        let is_let_in = |access| judge_access(&task, root.path(), access).is_ok();
+        let told = [Access::ReadOnly, Access::ReadWrite].map(is_let_in);
+        assert_eq!(told, [may_read, may_write], "{owner} {mode:o}");
+    }
+    let told = judge_access(&task, root.path(), Access::ReadWrite).unwrap_err();
+    insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, or change its mode");
+}
+
+fn set(path: &Path, owner: u32, mode: u32) {
+    chown(path, Some(owner), Some(owner)).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
