@@ -91,7 +91,7 @@ impl Case {
                 self.place.remote.git(["fsck", "--strict", "--no-dangling"]);
             }
         }
-        format!("{verdict}: {}", said.trim_end_matches(&[';', ' ']))
+        format!("{verdict}: {}", said.trim_end_matches([';', ' ']))
     }
 
     /// What holds however it ends.
@@ -117,10 +117,8 @@ impl Case {
         let mut files = vec![];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
-                match entry.file_type().unwrap().is_dir() {
-                    true => folders.push(entry.path()),
-                    false => files.push(entry.path()),
-                }
+                let is_folder = entry.file_type().unwrap().is_dir();
+                if is_folder { &mut folders } else { &mut files }.push(entry.path());
             }
         }
         files.sort();

@@ -153,14 +153,14 @@ fn patterns_match_whole_paths() {
 fn a_thousand_commits_arrive() {
     let place = Place::new();
     let run = place.begin("long", "one");
-    let mut stream = String::new();
-    for at in 0..1000 {
+    let commit = |at: usize| {
         let from = if at == 0 { "from refs/heads/sandbox/long^0\n" } else { "" };
-        stream += &format!(
+        format!(
             "commit refs/heads/sandbox/long\ncommitter A <a@example.com> {at} +0100\ndata 5\n{at:<5}\n{from}\
              M 100644 inline counter\ndata 5\n{at:<5}\n"
-        );
-    }
+        )
+    };
+    let stream: String = (0..1000).map(commit).collect();
     run.workspace.git_with(["fast-import", "--quiet"], stream.as_bytes());
     let pushed = place.deliver(&run).unwrap();
     assert_eq!((pushed.commits, pushed.mode.as_str()), (1000, "replayed"));
