@@ -21,6 +21,9 @@ pub mod policy {}
 #[doc = include_str!("manual/refusals.md")]
 pub mod refusals {}
 
+#[doc = include_str!("manual/relay.md")]
+pub mod relay {}
+
 #[doc = include_str!("manual/rules.md")]
 pub mod rules {}
 
@@ -73,4 +76,8 @@ pub mod decisions {
 
     #[doc = include_str!("manual/decisions/0014-run-the-container-in-a-helper.md")]
     pub mod d0014 {}
+    #[doc = include_str!(
+        "manual/decisions/0015-take-bundles-into-quarantine-and-judge-the-hosts-own-diff.md"
+    )]
+    pub mod d0015 {}
 }

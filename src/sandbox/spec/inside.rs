@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Access, HOSTS, Mount, RunSpec, SOCKET_DIR, WORKSPACE, Workspace};
+use super::{Access, HOSTS, Mount, Root, RunSpec, SOCKET_DIR, WORKSPACE, Workspace};
 
 /// A directory in memory.
 pub(super) struct Memory {
@@ -61,10 +61,11 @@ impl RunSpec {
             target: target.into(),
             access,
         };
-        let mut binds = vec![
-            bind(&self.socket_dir, SOCKET_DIR, Access::ReadOnly),
-            bind(&self.socket_dir.join(HOSTS), "/etc/hosts", Access::ReadOnly),
-        ];
+        let mut binds = vec![bind(&self.socket_dir, SOCKET_DIR, Access::ReadOnly)];
+        // An unpacked root is shown as it is: what is not in it cannot be mounted over.
+        if !matches!(self.root, Root::Directory(_)) {
+            binds.push(bind(&self.socket_dir.join(HOSTS), "/etc/hosts", Access::ReadOnly));
+        }
         binds.extend(self.init.iter().map(|path| bind(path, INIT, Access::ReadOnly)));
         if let Workspace::Directory { path, access } = &self.workspace {
             binds.push(bind(path, WORKSPACE, *access));
