@@ -4,6 +4,7 @@ mod branch_key;
 mod corpus;
 mod deliver;
 mod delivery;
+mod git;
 mod held;
 mod kill;
 mod outbox;

@@ -54,7 +54,7 @@ pub(super) const SETTINGS: &[&str] = &[
     // What is large is streamed, not held; packs are looked at through small windows.
     "core.bigFileThreshold=8m",
     "core.packedGitWindowSize=32m",
-    "core.packedGitLimit=512m",
+    "core.packedGitLimit=256m",
     "core.deltaBaseCacheLimit=64m",
     "pack.windowMemory=64m",
     "pack.threads=1",

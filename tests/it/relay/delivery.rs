@@ -81,3 +81,19 @@ fn two_runs_are_never_at_one_branch() {
     drop(first);
     assert!(place.mirror.lease(&key).unwrap().fence() > fence);
 }
+
+/// L7: or it waits until the first is done, and nothing interleaves.
+#[tokio::test]
+async fn a_second_run_may_wait_for_the_first() {
+    let place = Place::new();
+    let key = BranchKey::parse("busy").unwrap();
+    let first = place.mirror.lease(&key).unwrap();
+    let patience = std::time::Duration::from_millis(1);
+    let told = place.mirror.wait_for(&key, patience).await;
+    assert!(matches!(told, Err(Error::Busy { .. })));
+    let mut waiting = Box::pin(place.mirror.wait_for(&key, std::time::Duration::from_mins(1)));
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    let fence = first.fence();
+    drop(first);
+    assert_eq!(waiting.await.unwrap().fence(), fence + 1);
+}

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use cogni_gateway::relay::mirror::{Author, Owner};
-use cogni_gateway::relay::{Error, Git, Verdict};
+use cogni_gateway::relay::{Error, Verdict};
 
 use super::place::{Place, Run};
 use crate::support::repository::Repository;
@@ -109,20 +109,4 @@ fn runs_at_several_branches_work_at_once() {
             });
         }
     });
-}
-
-/// L4: git on this machine listens to nobody: not to its user, not to the system, not to the environment.
-#[test]
-fn the_relays_git_is_configured_by_nobody() {
-    let directory = tempfile::tempdir().unwrap();
-    let home = directory.path().join("home");
-    let git = Git::find(&home).unwrap();
-    fs::write(home.join(".gitconfig"), "[user]\n\tname = Evil\n").unwrap();
-    let said = git.call("config").words(["list", "--show-origin"]).text().unwrap();
-    let others: Vec<_> = said.lines().filter(|line| !line.starts_with("command line:")).collect();
-    assert_eq!(others, Vec::<&str>::new());
-    // Nor does it look for a repository around it.
-    Repository::with_files(&home);
-    let found = git.call("rev-parse").word("--git-dir").text();
-    assert!(found.is_err(), "{found:?}");
 }
