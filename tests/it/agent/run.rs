@@ -1,7 +1,7 @@
 //! A1, R6, R8: `cogni-gateway run --agent` and `--spec`, in sandboxes of our own, which need nothing installed.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -146,6 +146,7 @@ async fn a_symlink_in_the_workspace_is_not_followed() {
     let (task, outside) = (runs.path("task"), runs.path("outside"));
     fs::create_dir(&task).unwrap();
     fs::create_dir(&outside).unwrap();
+    chown(&task, Some(1001), Some(1001)).unwrap();
     fs::write(outside.join("messages.json"), "mine").unwrap();
     let ask =
         ["--agent", "sandbox:agent", "--message", "x", "--model", "m", "--workspace", "task:rw"];
