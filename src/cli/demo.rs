@@ -3,6 +3,7 @@
 //! A fake provider and a gateway start in a temporary directory; an agent's client calls through the
 //! run's socket; what the agent saw stands beside what the upstream saw.
 
+mod agent;
 mod client;
 
 use std::io::Write;
@@ -27,7 +28,10 @@ use client::{Answer, Client};
 pub fn run(out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let directory = Directory::new()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(show(&directory.0, out))?;
+    runtime.block_on(async {
+        show(&directory.0, out).await?;
+        agent::show(&directory.0, out).await
+    })?;
     let log = directory.0.join(AUDIT_LOG);
     heading(out, "The audit log, one record a line")?;
     audit::run(&audit::Command::Show { file: log.clone() }, out)?;
@@ -166,7 +170,7 @@ struct Directory(PathBuf);
 
 impl Directory {
     fn new() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("cogni-gateway-demo-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("cogni-demo-{}", std::process::id()));
         std::fs::create_dir(&path)
             .with_context(|| format!("cannot create `{}`", path.display()))?;
         Ok(Self(path))

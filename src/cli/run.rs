@@ -227,11 +227,6 @@ fn asked(
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<(Order, Asked)> {
     let args = Args::from_arg_matches(matches)?;
-    let host = Host {
-        docker_socket: args.places.docker_socket.clone(),
-        run_dir: args.places.run_dir.clone(),
-        init: init(args.init.clone())?,
-    };
     let proxy = match args.proxy.proxy {
         Proxy::Process => None,
         Proxy::Container => Some(runner::proxy::Settings {
@@ -243,8 +238,15 @@ fn asked(
         }),
     };
     let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
-    let repository = args.repository.clone();
+    let (repository, places, given) =
+        (args.repository.clone(), args.places.clone(), args.init.clone());
     let request = args.request()?.over(file);
+    let has_own_root = request.image.is_some() || request.rootfs.is_some();
+    let host = Host {
+        docker_socket: places.docker_socket,
+        run_dir: places.run_dir,
+        init: init(given, has_own_root)?,
+    };
     let config = configure(matches, variable, &request)?;
     let asked = repository.asked(&config.identity.run)?;
     if proxy.is_some() && !matches!(asked, Asked::Nothing) {
@@ -324,13 +326,17 @@ fn message(given: String) -> anyhow::Result<String> {
 }
 
 /// `None` is none at all.
-fn init(given: Option<PathBuf>) -> anyhow::Result<Option<PathBuf>> {
+fn init(given: Option<PathBuf>, has_own_root: bool) -> anyhow::Result<Option<PathBuf>> {
     if given.as_deref() == Some(Path::new("none")) {
         return Ok(None);
     }
+    let this = env::current_exe()?;
+    let beside = this.with_file_name("cogni-init");
     let path = match given {
         Some(path) => path,
-        None => env::current_exe()?.with_file_name("cogni-init"),
+        // Where this machine's programs run, this one does, and is cogni-init by that name.
+        None if !has_own_root && !beside.exists() => this,
+        None => beside,
     };
     let found = path.canonicalize().ok().filter(|found| found.is_file());
     let found = found.with_context(|| {

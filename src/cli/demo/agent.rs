@@ -1,0 +1,194 @@
+//! The second half of the demo: a real agent in a sandbox, whose commits reach a pull request.
+//!
+//! It calls this program as its user would, with `run`; what is behind it is on this machine's loopback.
+
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::heading;
+use crate::forge::{Forge, Hub};
+use crate::provider::{Provider, Script};
+
+/// Tells the story, or why it cannot be told here.
+pub(super) async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        heading(out, "7. An agent in a sandbox: not here")?;
+        writeln!(out, "  Limits on a sandbox need root; run this again as root to see it.")?;
+        return Ok(());
+    }
+    let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let provider = Provider::bind(local, script()?).await?;
+    let forge = Forge::bind(local).await?;
+    let stop = CancellationToken::new();
+    let stage = Stage {
+        directory: directory.to_owned(),
+        upstream: provider.addr(),
+        hub: forge.hub(),
+        has_git: repository(directory).is_ok(),
+    };
+    stage.hub.add(NAME, &directory.join("site.git"));
+    stage.hub.accept(TOKEN);
+    let story = async {
+        let told = stage.tell(out).await;
+        stop.cancel();
+        told
+    };
+    let (told, (), ()) =
+        tokio::join!(story, provider.serve(stop.clone()), forge.serve(stop.clone()));
+    told
+}
+
+/// What stands around the sandbox.
+struct Stage {
+    directory: PathBuf,
+    upstream: SocketAddr,
+    hub: Hub,
+    has_git: bool,
+}
+
+impl Stage {
+    async fn tell(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        heading(out, "7. An agent in a sandbox: it looks around, and commits its work")?;
+        let url = format!("{}/{NAME}.git", self.hub.url());
+        let mut flags = vec!["--agent", "sandbox:agent", "--message", "Say what you see."];
+        if self.has_git {
+            flags.extend(["--repo", &url, "--branch-key", "demo", "--pull-request"]);
+        }
+        let result = self.run(&flags, out).await?;
+        let text = result["agent"]["payloads"][0]["text"].as_str().unwrap_or_default();
+        let seen: Value = serde_json::from_str(text).unwrap_or_default();
+        for line in seen["stdout"].as_str().unwrap_or(text).lines() {
+            writeln!(out, "  agent saw      {line}")?;
+        }
+        if result["ok"] != true {
+            bail!("the agent's run was not ok: {result}");
+        }
+        writeln!(
+            out,
+            "  the host saw   {} calls, {} tokens out; start to finish {} ms",
+            result["usage"]["turns"], result["usage"]["output"], result["timings"]["total_ms"]
+        )?;
+        self.tell_relay(&result, out)?;
+
+        heading(out, "8. The same agent with a budget of one call")?;
+        let flags = ["--agent", "sandbox:agent", "--message", "Again.", "--max-turns", "1"];
+        let result = self.run(&flags, out).await?;
+        writeln!(out, "  the run is     ok: {}, {}", result["ok"], result["error_code"])?;
+
+        heading(out, "9. What is left of the sandboxes")?;
+        let left = fs::read_dir(self.directory.join("r"))?.count();
+        writeln!(
+            out,
+            "  {left} directories, and no process: `cogni-gateway sweep` would say so after a crash"
+        )?;
+        Ok(())
+    }
+
+    fn tell_relay(&self, result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+        let relay = &result["relay"];
+        if !self.has_git {
+            return Ok(writeln!(out, "  its commits    go nowhere: there is no git here")?);
+        }
+        let Some(pull) = self.hub.pulls(NAME).pop() else {
+            return Ok(writeln!(out, "  its commits    are not delivered: {}", relay["why"])?);
+        };
+        let head = relay["head"].as_str().unwrap_or_default();
+        let short = head.get(..12).unwrap_or(head);
+        writeln!(
+            out,
+            "  its commits    {} at {short}, verdict {}",
+            relay["branch"], relay["verdict"]
+        )?;
+        writeln!(
+            out,
+            "  pull request   {} ({} into {})",
+            relay["pull_request_url"], pull.head, pull.base
+        )?;
+        Ok(())
+    }
+
+    /// Calls `cogni-gateway run` as anybody would; returns the one JSON object that it prints.
+    async fn run(&self, flags: &[&str], out: &mut impl Write) -> anyhow::Result<Value> {
+        let shown: Vec<_> = flags.iter().map(|flag| shell_word(flag)).collect();
+        writeln!(out, "  $ cogni-gateway run {}", shown.join(" "))?;
+        let mut command = Command::new(env::current_exe()?);
+        command
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("LOG", "error")
+            .env("BILLING_ACCOUNT_ID", "acct-demo")
+            .env("LITELLM_HOST", self.upstream.to_string())
+            .env("LITELLM_MASTER_KEY", "sk-real-key")
+            .env("COGNI_MODEL", "demo")
+            .env("COGNI_RUN_DIR", self.directory.join("r"))
+            .env("COGNI_STATE_DIR", self.directory.join("state"))
+            .env("GITHUB_API_URL", self.hub.url())
+            .env("GITHUB_TOKEN", TOKEN)
+            .arg("run")
+            .args(flags)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+/// The model asks for one call of the agent's tool, and then says what came of it.
+fn script() -> anyhow::Result<Script> {
+    let arguments = json!({"argv": ["sh", "-c", LOOK]}).to_string();
+    let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
+    let escaped = escaped.replace('\n', "%0a");
+    Ok(Script::default().overlay(&format!("tool=exec,echo=yes,arguments={escaped}"))?)
+}
+
+/// A bare repository with one commit, as a forge would have it.
+fn repository(directory: &Path) -> anyhow::Result<()> {
+    let git = |place: &str, words: &[&str]| {
+        let mut command = Command::new("git");
+        command
+            .current_dir(directory.join(place))
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("HOME", directory)
+            .args(["-c", "user.name=demo", "-c", "user.email=demo@example.org"])
+            .args(words)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        anyhow::ensure!(command.status()?.success(), "git failed");
+        Ok(())
+    };
+    git("", &["init", "--bare", "--initial-branch=main", "site.git"])?;
+    git("", &["init", "--initial-branch=main", "work"])?;
+    fs::write(directory.join("work/README"), "A site.\n")?;
+    git("work", &["add", "README"])?;
+    git("work", &["commit", "--message=first"])?;
+    git("work", &["push", "../site.git", "main"])
+}
+
+fn shell_word(word: &str) -> String {
+    if word.contains(' ') { format!("'{word}'") } else { word.to_owned() }
+}
+
+/// What the agent does when it is asked.
+const LOOK: &str = "
+echo \"its user      $(id -u); interfaces: $(ls /sys/class/net)\"
+echo \"its key       $OPENAI_API_KEY\"
+echo \"the internet  $(bash -c 'exec 3<>/dev/tcp/1.1.1.1/80' 2>&1 | sed 's/.*: //' | head -1)\"
+touch /usr/x 2>/dev/null && echo 'wrote to /usr' || echo 'cannot write outside of its workspace'
+git rev-parse --git-dir >/dev/null 2>&1 || exit 0
+echo '<h1>Hello</h1>' > index.html && git add index.html && git commit --quiet --message='Add a page' && git log --oneline
+";
+
+const NAME: &str = "acme/site";
+
+/// The stand-in's, which accepts no other.
+const TOKEN: &str = "ghp_demo";
