@@ -26,9 +26,10 @@ use log::Log;
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
-    // The demo tells its own story; only what goes wrong may interrupt it.
-    let level = if matches.subcommand_matches("demo").is_some() { "warn" } else { "info" };
-    let log = match Log::start(level) {
+    // The demo tells its own story, and so does a run that is watched; only what goes wrong may interrupt them.
+    let tells = matches.subcommand_matches("demo").is_some()
+        || matches.subcommand_matches("run").is_some_and(run::shows_progress);
+    let log = match Log::start(if tells { "warn" } else { "info" }) {
         Ok(log) => log,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: there is no thread for the log: {error}");

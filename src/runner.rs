@@ -16,6 +16,7 @@ pub mod sweep;
 
 use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
@@ -24,6 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
+use crate::budget::Ledger;
 use crate::config::Config;
 use crate::relay::outbox::Words;
 use crate::sandbox::output::Output;
@@ -143,6 +145,11 @@ impl Prepared {
         let sandbox = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
         let is_agent = agent.is_some();
         Ok(Self { gateway, run, driver, sandbox, directory, is_agent, target, policy })
+    }
+
+    /// What the run may spend, for whoever follows it; a gateway in a container keeps that to itself.
+    pub fn ledger(&self) -> Option<Arc<Ledger>> {
+        self.gateway.run().map(|run| Arc::clone(&run.ledger))
     }
 
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.

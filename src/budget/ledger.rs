@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::cost::Nanodollars;
@@ -92,6 +93,8 @@ pub struct Status {
 pub struct Ledger {
     started: Instant,
     exhausted: CancellationToken,
+    /// Woken when a call is closed.
+    closed: Notify,
     state: Mutex<State>,
 }
 
@@ -151,6 +154,7 @@ impl Ledger {
         Self {
             started: now.checked_sub(age).unwrap_or(now),
             exhausted: CancellationToken::new(),
+            closed: Notify::new(),
             state: Mutex::new(state),
         }
     }
@@ -208,6 +212,11 @@ impl Ledger {
         &self.exhausted
     }
 
+    /// Waits until a call is closed: settled, or given back. For one who waits; several calls may be closed by then.
+    pub async fn closed(&self) {
+        self.closed.notified().await;
+    }
+
     /// Whether the last call that asked was refused because what it needs is spent for good.
     pub fn is_denied(&self) -> bool {
         self.state().is_denied
@@ -256,6 +265,8 @@ impl Ledger {
         state.spent = state.spent + charge;
         state.open_calls = state.open_calls.saturating_sub(1);
         state.rates.settle(granted.input, charge.total());
+        drop(state);
+        self.closed.notify_one();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

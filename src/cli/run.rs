@@ -1,10 +1,12 @@
 //! `cogni-gateway run`: one run in a sandbox, with its gateway in this process.
 
+mod progress;
 mod repository;
+pub mod shown;
 
 use std::env;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,9 +14,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Command, FromArgMatches, ValueEnum};
+use tokio::io::AsyncWrite;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+
+use progress::Follower;
+use shown::{Place, Shown};
 
 use super::flags;
 use crate::config::{Config, SETTINGS, Setting};
@@ -113,6 +119,10 @@ struct Args {
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
+    /// A few lines on how it goes, on standard error, in place of the log
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
+    progress: When,
+
     #[command(flatten)]
     places: Places,
 
@@ -170,9 +180,25 @@ enum Proxy {
     Container,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum When {
+    /// Where standard error is a terminal
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl When {
+    fn is_now(self) -> bool {
+        self == Self::Always || self == Self::Auto && io::stderr().is_terminal()
+    }
+}
+
 /// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
+    let progress = matches.get_one("progress").copied().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         let sweep = order.sweep();
@@ -185,7 +211,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
                 let known = vec![order.config.upstream.api_key.clone()];
                 order.target = Some(Box::pin(branch.target(agent, known)).await?);
             }
-            let mut result = until_signalled(order).await?;
+            let mut result = Box::pin(until_signalled(order, progress)).await?;
             result.relay = result.relay.or(skipped);
             serde_json::to_writer(&mut *out, &result)?;
             writeln!(out)?;
@@ -200,18 +226,55 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     done
 }
 
-async fn until_signalled(order: Order) -> anyhow::Result<RunResult> {
-    let cancel = CancellationToken::new();
+async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResult> {
+    let is_shown = progress.is_now();
+    let is_agent = order.agent.as_ref().is_some_and(|agent| agent.entry.program.is_some());
     let cancelled = cancelled()?;
+    let beginning = progress::beginning(&order);
     let prepared = Prepared::new(order)?;
-    let mut run = Box::pin(prepared.run(cancel.clone(), stderr()?));
+    if !is_shown {
+        return Ok(until(prepared, stderr()?, cancelled).await);
+    }
+    let place = Place::default();
+    let mut follower = Follower::new(prepared.ledger(), stderr()?, place.clone());
+    follower.write(&beginning).await;
+    let live = stderr()?;
+    let run = async {
+        if is_agent {
+            until(prepared, Shown::new(live, place), cancelled).await
+        } else {
+            until(prepared, live, cancelled).await
+        }
+    };
+    let result = tokio::select! {
+        result = Box::pin(run) => result,
+        never = follower.follow() => match never {},
+    };
+    follower.tell().await;
+    follower.write(&progress::ending(&result)).await;
+    Ok(result)
+}
+
+/// Runs to the end, or until it is `cancelled`.
+async fn until(
+    prepared: Prepared,
+    live: impl AsyncWrite + Unpin,
+    cancelled: impl Future<Output = ()>,
+) -> RunResult {
+    let cancel = CancellationToken::new();
+    let mut run = Box::pin(prepared.run(cancel.clone(), live));
     tokio::select! {
-        result = &mut run => Ok(result),
+        result = &mut run => result,
         () = cancelled => {
             cancel.cancel();
-            Ok(run.await)
+            run.await
         }
     }
+}
+
+/// Whether progress is shown, in place of this process's own log.
+pub fn shows_progress(matches: &ArgMatches) -> bool {
+    matches.get_one("progress").is_some_and(|when: &When| when.is_now())
 }
 
 /// What the flags, variables and files ask for.

@@ -1,5 +1,6 @@
 //! What came of a run, as its host reads it.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -61,6 +62,13 @@ pub enum ErrorCode {
     BudgetExhausted,
     /// Somebody ended it.
     Cancelled,
+}
+
+impl fmt::Display for ErrorCode {
+    /// As in the result.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 /// What the run's calls came to.

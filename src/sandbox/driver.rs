@@ -30,6 +30,14 @@ pub struct Order {
 }
 
 impl Driver {
+    /// As it is chosen by.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Docker { .. } => "docker",
+            Self::Embedded(_) => "embedded",
+        }
+    }
+
     /// Whether this driver makes such sandboxes at all.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! A1: `cogni-agent` as a process of its own, in front of a fake provider: what it says, and how it ends.
 
 mod run;
+mod shown;
 mod tool;
 mod wire;
 

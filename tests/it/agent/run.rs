@@ -324,3 +324,34 @@ async fn a_file_that_makes_no_sense_is_told_with_its_line() {
     error: run.toml:1: this is no run: TOML parse error at line 1, column 9
     ");
 }
+
+/// R8: somebody who watches reads what the agent says and does, what each call costs, and how it ended.
+#[tokio::test]
+async fn progress_can_be_followed() {
+    let runs = Runs::new().await;
+    let model = calling(&["sh", "-c", "exit 3"]);
+    let agent = ["--agent", "sandbox:agent", "--message", "x", "--model", &model];
+    let flags = ["--progress", "always", "--run-id", "run-1", "--max-turns", "5"];
+    let mut command = runs.command(&[&agent[..], &flags].concat());
+    command.env("BILLING_ACCOUNT_ID", "acct-1");
+    let Ended { status, stderr, .. } = runs.ended(command).await;
+    assert_eq!(status, 0, "{stderr}");
+    // What the agent says and what a call costs come on two ways.
+    let mut lines: Vec<_> = stderr.lines().collect();
+    let last = lines.pop().unwrap();
+    assert!(
+        last.starts_with("after ") && last.ends_with(": 2 turns, 22 tokens in, 5 out"),
+        "{last}"
+    );
+    let end = lines.len() - 1;
+    lines[1..end].sort_unstable();
+    insta::assert_snapshot!(lines.join("\n"), @r#"
+    run run-1: `sandbox:agent` in this machine's programs, by the driver `embedded`, for 10m at most
+    $ sh -c 'exit 3'
+    exit code 3
+    turn 1: 11 tokens in, 4 out; left: 4 turns
+    turn 2: 11 tokens in, 1 out; left: 3 turns
+    {"exit_code":3,"stderr":"","stdout":""}
+    ok
+    "#);
+}
