@@ -4,6 +4,7 @@ pub mod admin;
 pub mod audit;
 pub mod check;
 pub mod demo;
+pub mod doctor;
 pub mod explain;
 pub mod flags;
 pub mod health;
@@ -60,6 +61,10 @@ pub fn command() -> Command {
                 .subcommand_required(true)
                 .arg_required_else_help(true),
         ))
+        .subcommand(doctor::Args::augment_args(
+            Command::new("doctor")
+                .about("Say what this machine can enforce, and how to get the rest"),
+        ))
         .subcommand(explain::command())
         .subcommand(check::command())
         .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
@@ -91,6 +96,7 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("run", matches)) => run::run(matches, out),
         Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
         Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
+        Some(("doctor", matches)) => doctor::run(&doctor::Args::from_arg_matches(matches)?, out),
         Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
         Some(("check", matches)) => check::run(matches, out),
         Some(("demo", _)) => demo::run(out),

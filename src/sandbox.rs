@@ -3,7 +3,7 @@
 //! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
 //! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
 //! or [`embedded`], which needs neither a daemon nor an image; [`output`] keeps what the sandbox prints; [`owner`] says
-//! which process of this machine answers for it.
+//! which process of this machine answers for it; [`probe`] says what this machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
 //! that can be said in a [`spec::RunSpec`].
@@ -14,6 +14,7 @@ pub mod embedded;
 pub mod host_path;
 pub mod output;
 pub mod owner;
+pub mod probe;
 pub mod spec;
 
 use std::path::PathBuf;

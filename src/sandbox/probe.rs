@@ -1,0 +1,332 @@
+//! What this machine can enforce, what it cannot, and how to get that.
+//!
+//! [`machine`] and [`engine`] look, and find [`Facts`]; [`Report::of`] judges them, and looks at nothing itself.
+
+pub mod engine;
+mod landlock;
+pub mod machine;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// What was found. A fact that could not be found is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    pub kernel: String,
+    pub is_root: bool,
+    pub cgroups: Cgroups,
+    /// How many user namespaces a user may have.
+    pub user_namespaces: u64,
+    /// Whether the kernel takes filters of system calls.
+    pub has_seccomp: bool,
+    /// The version of Landlock; none where the kernel has none.
+    pub landlock: Option<u32>,
+    pub docker: Engine,
+    /// A socket of Podman's.
+    pub podman: Option<PathBuf>,
+    pub git: Option<String>,
+    /// The file of `cogni-init`, where it is looked for.
+    pub init: Option<PathBuf>,
+    pub run_dir: PathBuf,
+    /// Bytes that are free where runs have their directories.
+    pub free: Option<u64>,
+}
+
+/// How groups of processes can be limited.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cgroups {
+    /// 1 or 2; 0 where none are mounted.
+    pub version: u8,
+    pub controllers: BTreeSet<String>,
+}
+
+/// An engine, as far as it answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    #[default]
+    Absent,
+    /// There is one, and it does not answer.
+    Silent(String),
+    Answers(Answers),
+}
+
+/// What an engine says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    pub version: String,
+    pub api: String,
+    /// Its runtime's name and version.
+    pub runtime: Option<(String, String)>,
+    pub has_runsc: bool,
+    pub has_seccomp: bool,
+    pub has_userns_remap: bool,
+    /// Limits that it cannot set: of `memory`, `swap`, `pids`, `cpu`.
+    pub no_limits: Vec<&'static str>,
+}
+
+/// What becomes of the facts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Whether at least one driver can enforce everything.
+    pub ok: bool,
+    pub drivers: Drivers,
+    pub findings: Vec<Finding>,
+}
+
+/// Which drivers can enforce everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Drivers {
+    pub docker: bool,
+    pub embedded: bool,
+}
+
+/// One thing, and how it is here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub name: &'static str,
+    pub level: Level,
+    pub found: String,
+    /// What to do about it, where there is something.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<&'static str>,
+}
+
+/// How it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    Ok,
+    /// It works, and could be safer.
+    Warn,
+    /// It is not there.
+    Missing,
+}
+
+impl Report {
+    /// Judges what was found.
+    pub fn of(facts: &Facts) -> Self {
+        let mut findings = machine_findings(facts);
+        let embedded = embedded(facts);
+        let docker = docker(facts);
+        let is_ok = |finding: &Finding| finding.level != Level::Missing;
+        let drivers = Drivers { docker: is_ok(&docker), embedded: is_ok(&embedded) };
+        findings.extend([embedded, docker]);
+        if let Engine::Answers(answers) = &facts.docker {
+            findings.extend(engine_findings(answers));
+        }
+        findings.extend(tool_findings(facts));
+        Self { ok: drivers.docker || drivers.embedded, drivers, findings }
+    }
+}
+
+fn machine_findings(facts: &Facts) -> Vec<Finding> {
+    let Cgroups { version, controllers } = &facts.cgroups;
+    let cgroups = match version {
+        0 => missing(
+            "cgroups",
+            "none are mounted",
+            "mount them: an init system does, or cgroupfs-mount",
+        ),
+        _ => ok("cgroups", format!("version {version}: {}", list(controllers))),
+    };
+    let namespaces = match facts.user_namespaces {
+        0 => warn(
+            "user namespaces",
+            "no user may have any",
+            "only root runs sandboxes of our own here; `sysctl user.max_user_namespaces=10000` lets others",
+        ),
+        count => ok("user namespaces", format!("{count} for a user")),
+    };
+    let seccomp = if facts.has_seccomp {
+        ok("seccomp", "the kernel takes filters of system calls")
+    } else {
+        missing("seccomp", "the kernel takes no filters", "use a kernel with CONFIG_SECCOMP_FILTER")
+    };
+    let landlock = match facts.landlock {
+        Some(version) => ok("landlock", format!("version {version}")),
+        None => warn(
+            "landlock",
+            "the kernel has none",
+            "nothing needs it; a kernel of 5.13 or newer with `lsm=landlock,…` has it",
+        ),
+    };
+    vec![ok("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock]
+}
+
+/// The driver that needs nothing else.
+fn embedded(facts: &Facts) -> Finding {
+    const NAME: &str = "driver embedded";
+    let lacking: Vec<_> =
+        NEEDED.into_iter().filter(|name| !facts.cgroups.controllers.contains(*name)).collect();
+    if !facts.is_root {
+        missing(
+            NAME,
+            "this process is not root's, and may set no limits",
+            "run it as root, or use Docker",
+        )
+    } else if !lacking.is_empty() {
+        missing(
+            NAME,
+            format!("there are no limits on {}", list(&lacking)),
+            "mount the cgroup controllers, or say `--allow-unlimited` and do without",
+        )
+    } else if !facts.has_seccomp {
+        missing(
+            NAME,
+            "there is no filter of system calls",
+            "use a kernel with CONFIG_SECCOMP_FILTER",
+        )
+    } else {
+        ok(NAME, "enforces everything")
+    }
+}
+
+fn docker(facts: &Facts) -> Finding {
+    const NAME: &str = "driver docker";
+    match &facts.docker {
+        Engine::Absent => missing(
+            NAME,
+            "there is no engine",
+            "install Docker Engine, or name its socket with `--docker-socket`",
+        ),
+        Engine::Silent(error) => missing(
+            NAME,
+            format!("the engine does not answer: {error}"),
+            "start it, or look into its log",
+        ),
+        Engine::Answers(answers) if !answers.has_seccomp => missing(
+            NAME,
+            "the engine sets no filter of system calls",
+            "use a kernel with CONFIG_SECCOMP_FILTER",
+        ),
+        Engine::Answers(Answers { no_limits, .. }) if !no_limits.is_empty() => missing(
+            NAME,
+            format!("the engine sets no limits on {}", list(no_limits)),
+            "let the kernel have the cgroup controllers; for swap, boot with `swapaccount=1`",
+        ),
+        Engine::Answers(Answers { version, api, .. }) => {
+            ok(NAME, format!("enforces everything, with engine {version}, API {api}"))
+        }
+    }
+}
+
+fn engine_findings(answers: &Answers) -> Vec<Finding> {
+    let runtime = answers.runtime.as_ref().map(|(name, version)| {
+        let found = format!("{name} {version}");
+        if name == "runc" && is_old_runc(version) {
+            warn("container runtime", found, "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881 lead out of it: use runc 1.2.8, 1.3.3 or newer, or one that your distribution has mended")
+        } else {
+            ok("container runtime", found)
+        }
+    });
+    let userns = if answers.has_userns_remap {
+        ok("userns-remap", "root in a container is nobody outside")
+    } else {
+        warn(
+            "userns-remap",
+            "off",
+            "`\"userns-remap\": \"default\"` in /etc/docker/daemon.json takes most of its use from an escape",
+        )
+    };
+    let runsc = if answers.has_runsc {
+        ok("runsc", "the engine has it as a runtime")
+    } else {
+        warn("runsc", "not there", "nothing needs it; gVisor keeps agents away from the kernel")
+    };
+    runtime.into_iter().chain([userns, runsc]).collect()
+}
+
+fn tool_findings(facts: &Facts) -> Vec<Finding> {
+    let podman = facts.podman.as_deref().map(|socket| {
+        ok("podman", format!("answers at {}; name it with `--docker-socket`", socket.display()))
+    });
+    let init = match &facts.init {
+        Some(path) => ok("cogni-init", path.display().to_string()),
+        None => missing(
+            "cogni-init",
+            "not beside this program",
+            "make it with `docker/init`, and name it with `--init`",
+        ),
+    };
+    let git = match facts.git.as_deref() {
+        None => missing("git", "not there", "the relay needs 2.47.3 or newer; install it"),
+        Some(version) if numbers(version) < Some(OLDEST_GIT) => {
+            warn("git", version, "the relay needs 2.47.3 or newer, for what was mended since")
+        }
+        Some(version) => ok("git", version),
+    };
+    let space = facts.free.map(|free| {
+        let found = format!("{} MiB free at {}", free >> 20, facts.run_dir.display());
+        if free < SPACE {
+            warn(
+                "space",
+                found,
+                "workspaces of agents are there; make room, or choose another with `--run-dir`",
+            )
+        } else {
+            ok("space", found)
+        }
+    });
+    podman.into_iter().chain([init, git]).chain(space).collect()
+}
+
+/// Mended in 1.2.8 and 1.3.3.
+fn is_old_runc(version: &str) -> bool {
+    match numbers(version) {
+        Some([1, 3, patch]) => patch < 3,
+        Some(version) => version < [1, 2, 8],
+        None => false,
+    }
+}
+
+/// `1.1.5+ds1` is 1.1.5.
+fn numbers(version: &str) -> Option<[u32; 3]> {
+    let end = version.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(version.len());
+    let mut parts = version[..end].split('.').map(|part| part.parse().ok());
+    Some([parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)])
+}
+
+fn list(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let names: Vec<_> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
+    names.join(", ")
+}
+
+fn ok(name: &'static str, found: impl Into<String>) -> Finding {
+    Finding { name, level: Level::Ok, found: found.into(), remedy: None }
+}
+
+fn warn(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
+    Finding { name, level: Level::Warn, found: found.into(), remedy: Some(remedy) }
+}
+
+fn missing(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
+    Finding { name, level: Level::Missing, found: found.into(), remedy: Some(remedy) }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Missing => "missing",
+        })
+    }
+}
+
+/// The controllers that our limits need.
+const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// Older ones have holes that the relay relies on being closed.
+const OLDEST_GIT: [u32; 3] = [2, 47, 3];
+
+/// Less than this is no place for workspaces.
+const SPACE: u64 = 1 << 30;
+
+/// Where Podman listens for root, and where it listens for others below `XDG_RUNTIME_DIR`.
+pub(crate) fn podman_sockets(runtime_dir: Option<&Path>) -> Vec<PathBuf> {
+    let own = runtime_dir.map(|dir| dir.join("podman/podman.sock"));
+    [PathBuf::from("/run/podman/podman.sock")].into_iter().chain(own).collect()
+}

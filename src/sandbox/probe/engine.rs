@@ -1,0 +1,63 @@
+//! Asks an engine about itself.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bollard::models::{SystemInfo, SystemVersion};
+use bollard::{API_DEFAULT_VERSION, Docker};
+use tokio::time::timeout;
+
+use super::{Answers, Engine};
+
+/// What the engine at `socket` says, in some seconds.
+pub async fn ask(socket: &Path) -> Engine {
+    if !socket.exists() {
+        return Engine::Absent;
+    }
+    match timeout(PATIENCE, answers(socket)).await {
+        Ok(Ok(answers)) => Engine::Answers(answers),
+        Ok(Err(error)) => Engine::Silent(error.to_string()),
+        Err(_) => {
+            Engine::Silent(format!("nothing is heard for {}", humantime::format_duration(PATIENCE)))
+        }
+    }
+}
+
+async fn answers(socket: &Path) -> Result<Answers, bollard::errors::Error> {
+    let socket = socket.display().to_string();
+    let client = Docker::connect_with_unix(&socket, PATIENCE.as_secs(), API_DEFAULT_VERSION)?;
+    let client = client.negotiate_version().await?;
+    Ok(understood(client.version().await?, client.info().await?))
+}
+
+/// What it has said, in our words.
+fn understood(version: SystemVersion, info: SystemInfo) -> Answers {
+    let runtimes = ["runc", "crun", "OCI Runtime (crun)"];
+    let components = version.components.unwrap_or_default();
+    let runtime =
+        components.into_iter().find(|component| runtimes.contains(&component.name.as_str()));
+    let options = info.security_options.unwrap_or_default();
+    let has = |name: &str| options.iter().any(|option| option.starts_with(&format!("name={name}")));
+    let limits = [
+        ("memory", info.memory_limit),
+        ("swap", info.swap_limit),
+        ("pids", info.pids_limit),
+        ("cpu", info.cpu_cfs_quota),
+    ];
+    Answers {
+        version: version.version.unwrap_or_default(),
+        api: version.api_version.unwrap_or_default(),
+        runtime: runtime.map(|runtime| (runtime.name, runtime.version)),
+        has_runsc: info.runtimes.unwrap_or_default().contains_key("runsc"),
+        has_seccomp: has("seccomp"),
+        has_userns_remap: has("userns") || has("rootless"),
+        no_limits: limits
+            .into_iter()
+            .filter(|(_, set)| *set == Some(false))
+            .map(|(name, _)| name)
+            .collect(),
+    }
+}
+
+/// An engine that is well answers in milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);

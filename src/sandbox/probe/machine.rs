@@ -1,0 +1,77 @@
+//! Looks at this machine, and changes nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Cgroups, Engine, Facts, landlock, podman_sockets};
+
+/// What can be found without asking an engine.
+pub fn look(run_dir: &Path, init: Option<PathBuf>, runtime_dir: Option<&Path>) -> Facts {
+    let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
+    let mounts = read("/proc/self/mounts").unwrap_or_default();
+    let actions = read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    let namespaces = read("/proc/sys/user/max_user_namespaces").unwrap_or_default();
+    // Debian's own switch, which is not in every kernel.
+    let is_forbidden = read("/proc/sys/kernel/unprivileged_userns_clone").is_ok_and(|on| on == "0")
+        || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").is_ok_and(|on| on == "1");
+    Facts {
+        kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default(),
+        is_root: rustix::process::geteuid().is_root(),
+        cgroups: cgroups(&mounts, |mount| {
+            fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
+        }),
+        user_namespaces: if is_forbidden { 0 } else { namespaces.parse().unwrap_or(0) },
+        has_seccomp: actions.split(' ').any(|action| action == "errno"),
+        landlock: landlock::version(),
+        docker: Engine::Absent,
+        podman: podman_sockets(runtime_dir).into_iter().find(|socket| socket.exists()),
+        git: git(),
+        init,
+        run_dir: run_dir.to_owned(),
+        free: free(run_dir),
+    }
+}
+
+/// What is mounted. Version 2 says in a file of its own what it controls; where both are mounted, version 1 has the
+/// controllers that 2 has not.
+pub fn cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> Cgroups {
+    let mut found = Cgroups::default();
+    for line in mounts.lines() {
+        let fields: Vec<_> = line.split(' ').collect();
+        let [_, target, kind, options, ..] = fields[..] else { continue };
+        let controllers: BTreeSet<String> = match kind {
+            "cgroup" => {
+                options.split(',').filter(|name| is_controller(name)).map(str::to_owned).collect()
+            }
+            "cgroup2" => {
+                controllers_of(Path::new(target)).split_whitespace().map(str::to_owned).collect()
+            }
+            _ => continue,
+        };
+        let version = if kind == "cgroup" { 1 } else { 2 };
+        if found.controllers.is_empty() || !controllers.is_empty() {
+            found.version = version;
+        }
+        found.controllers.extend(controllers);
+    }
+    found
+}
+
+fn is_controller(option: &str) -> bool {
+    ["blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "pids"]
+        .contains(&option)
+}
+
+fn git() -> Option<String> {
+    let output = Command::new("git").arg("version").output().ok()?;
+    let said = String::from_utf8(output.stdout).ok()?;
+    Some(said.trim().strip_prefix("git version ")?.to_owned())
+}
+
+/// Where it is not there yet, of the place that it will be made in.
+fn free(path: &Path) -> Option<u64> {
+    let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok())?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
