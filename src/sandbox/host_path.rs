@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::process::{getegid, geteuid};
+
 use super::Error;
 use super::spec::{Access, GID, Root, RunSpec, UID, Workspace};
 
@@ -18,8 +20,9 @@ use super::spec::{Access, GID, Root, RunSpec, UID, Workspace};
 /// may see, or does not let the sandbox's user in.
 pub fn check(spec: &RunSpec, roots: &[PathBuf]) -> Result<(), Error> {
     let wrong = |path: &Path, why| Error::HostPath { path: path.to_owned(), why };
+    let user = User::of(&spec.root);
     if let Root::Directory(path) = &spec.root {
-        judge(path, roots).map_err(|why| wrong(path, why))?;
+        judge(path, roots, user).map_err(|why| wrong(path, why))?;
     }
     let workspace = match &spec.workspace {
         Workspace::None => None,
@@ -27,12 +30,13 @@ pub fn check(spec: &RunSpec, roots: &[PathBuf]) -> Result<(), Error> {
     };
     let mounts = spec.mounts.iter().map(|mount| (&mount.source, mount.access));
     for (path, access) in workspace.into_iter().chain(mounts) {
-        judge(path, roots).and_then(|()| let_in(path, access)).map_err(|why| wrong(path, why))?;
+        let judged = judge(path, roots, user).and_then(|()| user.let_in(path, access));
+        judged.map_err(|why| wrong(path, why))?;
     }
     Ok(())
 }
 
-fn judge(path: &Path, roots: &[PathBuf]) -> Result<(), String> {
+fn judge(path: &Path, roots: &[PathBuf], user: User) -> Result<(), String> {
     if !path.is_absolute() {
         return Err("it is not absolute".to_owned());
     }
@@ -57,52 +61,75 @@ fn judge(path: &Path, roots: &[PathBuf]) -> Result<(), String> {
     };
     let steps = path.ancestors().zip(path.ancestors().skip(1));
     for (entry, directory) in steps.take_while(|(_, directory)| directory.starts_with(&root)) {
-        if may_turn(entry, directory).map_err(|error| error.to_string())? {
+        if user.may_turn(entry, directory).map_err(|error| error.to_string())? {
             return Err(format!(
-                "a sandbox may write to `{}`, and turn it elsewhere; keep it where user {UID} may not write",
-                directory.display()
+                "a sandbox may write to `{}`, and turn it elsewhere; keep it where user {} may not write",
+                directory.display(),
+                user.uid
             ));
         }
     }
     Ok(())
 }
 
-/// Whether a sandbox that is given the directory could put something else in the place of its entry.
-fn may_turn(entry: &Path, directory: &Path) -> io::Result<bool> {
-    // Where all of this is the runner's own user's, there is nobody to keep out.
-    if rustix::process::geteuid().as_raw() == UID {
-        return Ok(false);
-    }
-    let (directory, entry) = (fs::symlink_metadata(directory)?, fs::symlink_metadata(entry)?);
-    let is_sticky = directory.mode() & STICKY != 0;
-    Ok(directory.uid() == UID || (may(&directory, WRITE) && !(is_sticky && entry.uid() != UID)))
+/// The sandbox's user, as this machine sees it.
+#[derive(Clone, Copy)]
+struct User {
+    uid: u32,
+    gid: u32,
 }
 
-/// Whether the sandbox's user may do with it what it is given for. An access list may say more than a mode.
-fn let_in(path: &Path, access: Access) -> Result<(), String> {
-    let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
-    let search = if found.is_dir() { SEARCH } else { 0 };
-    let (wanted, to) = match access {
-        Access::ReadOnly => (READ | search, "read"),
-        Access::ReadWrite => (READ | WRITE | search, "write"),
-    };
-    let has_list = || rustix::fs::getxattr(path, ACCESS_LIST, &mut [0; 0]).is_ok();
-    if may(&found, wanted) || has_list() {
-        return Ok(());
+impl User {
+    /// A container that somebody else than root has made of this machine's programs is that user's here.
+    fn of(root: &Root) -> Self {
+        let (uid, gid) = (geteuid(), getegid());
+        match root {
+            Root::Host | Root::Directory(_) if !uid.is_root() => {
+                Self { uid: uid.as_raw(), gid: gid.as_raw() }
+            }
+            Root::Host | Root::Directory(_) | Root::Image(_) => Self { uid: UID, gid: GID },
+        }
     }
-    Err(format!(
-        "user {UID}, which the sandbox runs as, may not {to} there; `chown {UID}` it, or change its mode"
-    ))
-}
 
-/// Whether the sandbox's user has all of these permissions, by the mode alone.
-fn may(found: &Metadata, wanted: u32) -> bool {
-    let shift = match (found.uid() == UID, found.gid() == GID) {
-        (true, _) => 6,
-        (false, true) => 3,
-        (false, false) => 0,
-    };
-    found.mode() >> shift & wanted == wanted
+    /// Whether a sandbox that is given the directory could put something else in the place of its entry.
+    fn may_turn(self, entry: &Path, directory: &Path) -> io::Result<bool> {
+        // Where all of this is the runner's own user's, there is nobody to keep out.
+        if geteuid().as_raw() == self.uid {
+            return Ok(false);
+        }
+        let (directory, entry) = (fs::symlink_metadata(directory)?, fs::symlink_metadata(entry)?);
+        let is_sticky = directory.mode() & STICKY != 0;
+        let is_kept = is_sticky && entry.uid() != self.uid;
+        Ok(directory.uid() == self.uid || (self.may(&directory, WRITE) && !is_kept))
+    }
+
+    /// Whether it may do with the path what it is given for. An access list may say more than a mode.
+    fn let_in(self, path: &Path, access: Access) -> Result<(), String> {
+        let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
+        let search = if found.is_dir() { SEARCH } else { 0 };
+        let (wanted, to) = match access {
+            Access::ReadOnly => (READ | search, "read"),
+            Access::ReadWrite => (READ | WRITE | search, "write"),
+        };
+        let has_list = || rustix::fs::getxattr(path, ACCESS_LIST, &mut [0; 0]).is_ok();
+        if self.may(&found, wanted) || has_list() {
+            return Ok(());
+        }
+        let uid = self.uid;
+        Err(format!(
+            "user {uid}, which the sandbox runs as, may not {to} there; `chown {uid}` it, or change its mode"
+        ))
+    }
+
+    /// Whether it has all of these permissions, by the mode alone.
+    fn may(self, found: &Metadata, wanted: u32) -> bool {
+        let shift = match (found.uid() == self.uid, found.gid() == self.gid) {
+            (true, _) => 6,
+            (false, true) => 3,
+            (false, false) => 0,
+        };
+        found.mode() >> shift & wanted == wanted
+    }
 }
 
 const READ: u32 = 4;

@@ -1,7 +1,7 @@
 //! R2: sandboxes of a user who is not root. Not every kernel lets such a user make one; then it is said.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -50,6 +50,22 @@ fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
     assert_eq!(fs::read_dir(place.path().join("r")).unwrap().count(), 0);
 }
 
+/// R6: its own directories let the sandbox in, whose user it is here.
+#[test]
+fn another_user_than_root_gives_what_is_its_own() {
+    let place = Place::new();
+    let task = place.path().join("task");
+    fs::create_dir(&task).unwrap();
+    fs::set_permissions(&task, Permissions::from_mode(0o700)).unwrap();
+    chown(&task, Some(NOBODY), Some(NOBODY)).unwrap();
+    let output = place.run(&["--allow-unlimited", "--workspace", "task:rw"], "touch answer");
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if place.can_make_namespaces() {
+        assert_eq!(result["ok"], json!(true), "{result}");
+        assert!(task.join("answer").exists());
+    }
+}
+
 /// A directory that everyone can enter, with programs that everyone can execute.
 struct Place(TempDir);
 
@@ -92,8 +108,11 @@ impl Place {
 
     fn as_nobody(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
+        let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
+        command.args([&user, &group, "--clear-groups", program]);
         command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(self.path());
         command
     }
 }
+
+const NOBODY: u32 = 65534;
