@@ -76,9 +76,9 @@ fn an_image_has_to_be_there() {
 /// R4: whoever asks libc finds the address that every client is given; curl would know by itself.
 #[test]
 fn the_name_localhost_leads_to_the_gateway() {
-    let call = "{ printf 'GET /health HTTP/1.0\\r\\n\\r\\n'; sleep 2; } | socat -t 5 STDIO TCP:localhost:8080; cat /etc/hosts";
+    let call = "printf 'GET /health HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n' | socat STDIO,ignoreeof TCP:localhost:8080; cat /etc/hosts";
     let result = Sandboxed::new().run(&[], &sh(call));
     let stdout = result.json["stdout"].as_str().unwrap();
-    assert!(stdout.starts_with("HTTP/1.0 200 OK\r\n"), "{}", result.json);
+    assert!(stdout.starts_with("HTTP/1.1 200 OK\r\n"), "{}", result.json);
     assert!(stdout.ends_with("127.0.0.1 localhost sandbox\n"), "{stdout}");
 }
