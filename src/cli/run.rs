@@ -137,12 +137,13 @@ struct Args {
 /// Where sandboxes are made, and their runs have their directories.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Places {
-    /// Docker Engine's socket
+    /// Docker Engine's socket, or Podman's [default: where Docker's own command line looks]
     #[arg(
         long,
         value_name = "PATH",
         env = "COGNI_DOCKER_SOCKET",
-        default_value = "/var/run/docker.sock"
+        default_value_os_t = docker_socket(),
+        hide_default_value = true
     )]
     pub(super) docker_socket: PathBuf,
 
@@ -369,6 +370,12 @@ fn configure(
 /// Where the socket is and whose, the runner decides.
 fn settings() -> impl Iterator<Item = &'static Setting> {
     SETTINGS.iter().filter(|setting| !setting.name.starts_with("SOCKET_"))
+}
+
+/// Where Docker's own command line would look, as far as that is a socket of this machine.
+fn docker_socket() -> PathBuf {
+    let host = env::var("DOCKER_HOST").unwrap_or_default();
+    host.strip_prefix("unix://").unwrap_or("/var/run/docker.sock").into()
 }
 
 fn workspace(given: &str) -> Workspace {

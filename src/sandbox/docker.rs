@@ -7,23 +7,25 @@ mod container;
 pub mod proxy;
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
 use bollard::API_DEFAULT_VERSION;
 use bollard::errors::Error as EngineError;
-use bollard::models::ContainerCreateBody;
+use bollard::models::{ContainerCreateBody, SystemVersionComponents};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
 };
+use rustix::process::{Resource, getrlimit};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::output::Output;
 use super::owner::State;
-use super::spec::Stamp;
-use super::spec::docker::{DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body};
+use super::spec::docker::{DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body, podman};
+use super::spec::{SECCOMP, Stamp};
 use super::{Cause, Ended, Error, Order, Owner, name_of};
 use container::{Container, Started};
 
@@ -68,6 +70,15 @@ impl Docker {
             Err(error) if is_status(&error, NOT_FOUND) => Err(Error::NoImage(name.to_owned())),
             Err(source) => Err(Error::Engine { doing: "look at the image", source }),
         }
+    }
+
+    /// Whether the engine is Podman, which knows Docker Engine's API and some other words.
+    async fn is_podman(&self) -> Result<bool, Error> {
+        let version = self.client.version().await;
+        let version =
+            version.map_err(|source| Error::Engine { doing: "say what it is", source })?;
+        let is_podman = |part: &SystemVersionComponents| part.name == "Podman Engine";
+        Ok(version.components.unwrap_or_default().iter().any(is_podman))
     }
 
     /// All containers with our labels, in every state; with `run_dir`, those of its installation.
@@ -117,9 +128,17 @@ impl Docker {
     /// Creates the container, which does not run yet. An image may be given by name: it is asked for once, and then
     /// goes by its id.
     async fn create(&self, image: &str, order: &Order) -> Result<Container, Error> {
-        let Order { spec, stamp, .. } = order;
-        let image = self.image_id(image).await?;
-        let body = create_body(spec, &image, stamp);
+        let Order { spec, stamp, directory, .. } = order;
+        let (image, is_podman) = tokio::try_join!(self.image_id(image), self.is_podman())?;
+        let mut body = create_body(spec, &image, stamp);
+        if is_podman {
+            let seccomp = directory.join("seccomp.json");
+            fs::write(&seccomp, SECCOMP).map_err(|error| Error::HostPath {
+                path: seccomp.clone(),
+                why: error.to_string(),
+            })?;
+            podman::translate(&mut body, &seccomp, processes());
+        }
         Box::pin(self.make(&name_of(&spec.run), body, stamp)).await
     }
 
@@ -250,6 +269,11 @@ pub async fn run<W: AsyncWrite + Unpin>(
     ended
 }
 
+/// How many processes a user may have here, as far as we can tell.
+fn processes() -> u64 {
+    getrlimit(Resource::Nproc).maximum.unwrap_or(MANY).min(MANY)
+}
+
 fn is_status(error: &EngineError, status: u16) -> bool {
     matches!(error, EngineError::DockerResponseServerError { status_code, .. } if *status_code == status)
 }
@@ -268,6 +292,9 @@ const REMOVAL: Duration = Duration::from_secs(20);
 const LATE: Duration = Duration::from_secs(3);
 
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// The kernel's own first limit, to which Podman keeps itself.
+const MANY: u64 = 32_768;
 
 const NOT_FOUND: u16 = 404;
 const CONFLICT: u16 = 409;

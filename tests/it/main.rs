@@ -27,6 +27,7 @@ mod init;
 mod metrics;
 mod monitoring;
 mod peers;
+mod podman;
 mod price;
 mod provider;
 mod relay;

@@ -1,5 +1,6 @@
 //! A sandbox in the words of Docker Engine. Pure: what is enforced can be read, and tested, without an engine.
 
+pub mod podman;
 pub mod proxy;
 
 use std::collections::HashMap;

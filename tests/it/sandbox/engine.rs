@@ -1,10 +1,15 @@
 //! What other containers than a sandbox, and another engine than Docker's, are asked for.
 
+use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use cogni_gateway::sandbox::Owner;
 use cogni_gateway::sandbox::spec::docker::proxy::{self, Proxy};
+use cogni_gateway::sandbox::spec::docker::{create_body, podman};
 use cogni_gateway::sandbox::spec::{Access, Mount, Stamp};
+use serde_json::Value;
+
+use super::spec;
 
 /// R3, R4: the gateway's container has a network and nothing else that it does not need; its secrets are files.
 #[test]
@@ -27,6 +32,29 @@ fn the_gateways_container_is_hardened_too() {
     };
     let body = serde_json::to_value(proxy::create_body(&proxy, IMAGE, &stamp())).unwrap();
     insta::assert_json_snapshot!(body);
+}
+
+/// R2, R3: the same in Podman's words; nothing but these lines differs.
+#[test]
+fn podman_is_told_the_same_in_its_own_words() {
+    let docker = create_body(&spec(), IMAGE, &stamp());
+    let mut podman = docker.clone();
+    podman::translate(&mut podman, Path::new("/run/cogni/run-1/seccomp.json"), 32_768);
+    let lines = |body| {
+        let mut body: Value = serde_json::to_value(body).unwrap();
+        let options = body["HostConfig"]["SecurityOpt"].as_array_mut().unwrap();
+        for option in options.iter_mut().filter(|option| option.as_str().unwrap().len() > 100) {
+            *option = "seccomp={…}".into();
+        }
+        serde_json::to_string_pretty(&body).unwrap()
+    };
+    let (docker, podman) = (lines(docker), lines(podman));
+    let of = |text: &str, other: &str, mark: &str| -> Vec<String> {
+        let only = text.lines().filter(|line| !other.lines().any(|known| known == *line));
+        only.map(|line| format!("{mark} {}", line.trim())).collect()
+    };
+    let differences = [of(&docker, &podman, "-"), of(&podman, &docker, "+")].concat().join("\n");
+    insta::assert_snapshot!(differences);
 }
 
 fn stamp() -> Stamp {

@@ -1,0 +1,162 @@
+//! R2: Podman's service in Docker Engine's place. It has a storage of its own, and takes the test's image from Docker.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::engine;
+use crate::support::process::{Process, patience};
+
+/// R1–R5: exit codes, isolation, the way out, the deadline and the sweep are what they are with Docker Engine.
+#[test]
+fn podman_runs_sandboxes_as_docker_does() {
+    let podman = Podman::start();
+    for code in [0, 42] {
+        let facts = podman.run(&[], &format!("exit {code}")).0;
+        let error = (code != 0).then_some("container_failed");
+        assert_eq!(facts, json!([code == 0, code, error]));
+    }
+    let (facts, stdout) = podman.run(&["--workspace", "task:rw"], LOOK);
+    assert_eq!(facts, json!([true, 0, null]), "{stdout}");
+    insta::assert_snapshot!(stdout, @r"
+    1001
+    lo
+    127.0.0.1 localhost sandbox
+    CapBnd: 0000000000000000
+    NoNewPrivs: 1
+    Seccomp: 2
+    ok
+    /llm-sock ro
+    /tmp rw
+    /workspace rw
+    ");
+    assert_eq!(fs::read_to_string(podman.path().join("task/answer")).unwrap(), "because\n");
+
+    let stubborn = "trap '' TERM; while true; do sleep 0.1; done";
+    let facts = podman.run(&["--max-runtime", "3s", "--grace", "100ms"], stubborn).0;
+    assert_eq!(facts, json!([false, 137, "timeout"]));
+
+    let mut process = Process::start(&mut podman.runner("run", &[], "echo up; sleep 600"), "");
+    process.until(|said| said.contains("up\n"));
+    process.signal("KILL");
+    process.wait();
+    let sweep = podman.command("sweep").arg("--apply").output().unwrap();
+    let said = String::from_utf8(sweep.stdout).unwrap();
+    assert_eq!(said.matches(": removed\n").count(), 2, "{said}");
+    assert_eq!(podman.docker(&["ps", "--all", "--quiet"]), "");
+}
+
+/// A service that is ended, and whose storage is removed, with this value.
+struct Podman {
+    service: Process,
+    directory: TempDir,
+}
+
+impl Podman {
+    fn start() -> Self {
+        engine::need(&[engine::HOST]);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        fs::create_dir(path.join("task")).unwrap();
+        let socket = format!("unix://{}", path.join("podman.sock").display());
+        let mut service = podman(path);
+        service.args(["system", "service", "--time=0", &socket]);
+        let service = Process::start(&mut service, "`tests/run podman` installs it");
+        let podman = Self { service, directory };
+        let answers = || podman.client(&["version"]).output().unwrap().status.success();
+        patience(answers, || podman.service.said());
+        let archive = podman.path().join("image.tar");
+        engine::must(&["save", "--output", archive.to_str().unwrap(), engine::HOST]);
+        podman.docker(&["load", "--input", archive.to_str().unwrap()]);
+        chown_to_agent(&podman.path().join("task"));
+        podman
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Docker's own command line, which understands Podman.
+    fn client(&self, line: &[&str]) -> Command {
+        let mut command = Command::new("docker");
+        command.env("DOCKER_HOST", self.host()).args(line).stdin(Stdio::null());
+        command
+    }
+
+    fn docker(&self, line: &[&str]) -> String {
+        let output = self.client(line).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    fn host(&self) -> String {
+        format!("unix://{}", self.path().join("podman.sock").display())
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        command
+            .env_clear()
+            .env("DOCKER_HOST", self.host())
+            .env("COGNI_RUN_DIR", self.path().join("r"))
+            .current_dir(self.path())
+            .arg(name);
+        command
+    }
+
+    fn runner(&self, name: &str, flags: &[&str], script: &str) -> Command {
+        let mut command = self.command(name);
+        command
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", "sk-real")
+            .env("COGNI_INIT", engine::init())
+            .args(["--image", engine::HOST])
+            .args(flags)
+            .args(["--", "sh", "-c", script]);
+        command
+    }
+
+    /// The facts of a run, and what it printed.
+    fn run(&self, flags: &[&str], script: &str) -> (Value, String) {
+        let output = self.runner("run", flags, script).output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stderr);
+        let json: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{shown}"));
+        assert!(json["error"].is_null(), "{json:#}");
+        assert_eq!(fs::read_dir(self.path().join("r")).unwrap().count(), 0);
+        let facts = json!([json["ok"], json["exit_code"], json["error_code"]]);
+        (facts, json["stdout"].as_str().unwrap().to_owned())
+    }
+}
+
+impl Drop for Podman {
+    /// What a failed test leaves running goes with the storage.
+    fn drop(&mut self) {
+        let _ = podman(self.path()).args(["rm", "--all", "--force", "--time=0"]).output();
+        let _ = Command::new("umount").arg(self.path().join("root/overlay")).output();
+    }
+}
+
+fn podman(path: &Path) -> Command {
+    let mut command = Command::new("podman");
+    command.arg("--root").arg(path.join("root")).arg("--runroot").arg(path.join("state"));
+    command
+}
+
+fn chown_to_agent(folder: &Path) {
+    std::os::unix::fs::chown(folder, Some(1001), Some(1001)).expect("Podman's service needs root");
+}
+
+/// What a program finds, in words of the kernel.
+const LOOK: &str = "
+    id -u; ls /sys/class/net; cat /etc/hosts
+    grep -E '^(CapBnd|NoNewPrivs|Seccomp:)' /proc/self/status | tr '\\t' ' '
+    curl --silent http://localhost:8080/health | grep -o ok
+    for place in / /etc /usr /llm-sock /sys /var/tmp; do touch $place/x 2>/dev/null && echo \"wrote $place\"; done
+    unshare -r true 2>/dev/null && echo unshared
+    grep -E ' (/tmp|/workspace|/llm-sock) ' /proc/mounts | sed -E 's/^[^ ]+ ([^ ]+) [^ ]+ ([^ ,]+).*/\\1 \\2/' | sort
+    echo because > answer
+";
