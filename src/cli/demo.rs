@@ -29,8 +29,8 @@ pub fn run(out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let directory = Directory::new()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        show(&directory.0, out).await?;
-        agent::show(&directory.0, out).await
+        Box::pin(show(&directory.0, out)).await?;
+        Box::pin(agent::show(&directory.0, out)).await
     })?;
     let log = directory.0.join(AUDIT_LOG);
     heading(out, "The audit log, one record a line")?;

@@ -86,8 +86,9 @@ fn all_of(text: &str) -> String {
 fn the_catalog_is_what_its_files_say() {
     let mut names: Vec<_> = fs::read_dir("config/agents")
         .unwrap()
-        .map(|file| file.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name.ends_with(".toml"))
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
         .collect();
     names.sort();
     let mut known: Vec<_> =
