@@ -15,7 +15,8 @@ use crate::runner::{Order, RunResult};
 
 /// What begins.
 pub(super) fn beginning(order: &Order) -> String {
-    let what = order.agent.as_ref().map_or(&order.spec.argv[0], |agent| &agent.entry.name);
+    let agent = order.agent.as_ref().map(|agent| agent.entry.name.as_str());
+    let what = agent.or(order.spec.argv.first().map(String::as_str)).unwrap_or_default();
     format!(
         "run {}: `{what}` in {}, by the driver `{}`, for {} at most\n",
         order.config.identity.run,
