@@ -182,6 +182,8 @@ fn cgroups_are_told_by_what_is_mounted() {
     assert_eq!(found(v1, ""), "1 cpu cpuacct memory");
     assert_eq!(found(v2, "cpuset cpu io memory pids\n"), "2 cpu cpuset io memory pids");
     assert_eq!(found(&both, ""), "1 cpu cpuacct memory");
+    assert_eq!(found(&format!("{v2}{v1}"), "hugetlb\n"), "1 cpu cpuacct hugetlb memory");
+    assert_eq!(found(&both, "hugetlb\n"), "1 cpu cpuacct hugetlb memory");
 }
 
 /// Whatever machine this is: each thing has its line, and the exit status is that of the drivers.

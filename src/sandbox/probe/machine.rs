@@ -50,8 +50,9 @@ pub fn cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> Cgroup
             }
             _ => continue,
         };
+        // Whoever has both goes by the older one, which then has what limits are set with.
         let version = if kind == "cgroup" { 1 } else { 2 };
-        if found.controllers.is_empty() || !controllers.is_empty() {
+        if found.version == 0 || version == 1 && !controllers.is_empty() {
             found.version = version;
         }
         found.controllers.extend(controllers);
