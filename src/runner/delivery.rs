@@ -7,11 +7,12 @@
 mod extractor;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
+use tokio::process::Command;
 
 use super::directory::Directory;
 use crate::relay::BranchKey;
@@ -113,9 +114,29 @@ impl Target {
             Ok(None) => Relayed::Not { branch, why: "nothing was committed".to_owned() },
             Err(error) => {
                 tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
-                Relayed::Not { branch, why: format!("{error:#}") }
+                let why = match self.keep(order).await {
+                    Ok(place) => {
+                        format!("{error:#}; the workspace is kept in `{}`", place.display())
+                    }
+                    Err(lost) => format!("{error:#}; the workspace could not be kept: {lost:#}"),
+                };
+                Relayed::Not { branch, why }
             }
         }
+    }
+
+    /// Copies the workspace to where what is undelivered is kept: the run's directory goes with the run.
+    async fn keep(&self, order: &sandbox::Order) -> anyhow::Result<PathBuf> {
+        let Workspace::Directory { path, .. } = &order.spec.workspace else {
+            bail!("there is none");
+        };
+        let place = self.relay.artifacts()?.directory().join("workspace");
+        // As they are: it follows no link, and runs nothing of what it copies.
+        let copied = Command::new("cp").args(["-a", "--"]).arg(path).arg(&place).output().await?;
+        if !copied.status.success() {
+            bail!("{}", String::from_utf8_lossy(&copied.stderr).trim());
+        }
+        Ok(place)
     }
 
     async fn try_deliver(
@@ -134,7 +155,11 @@ impl Target {
         };
         // A `HEAD` that names nothing is no failure.
         let head = extractor.answer(&artifacts, &commands.head).await.unwrap_or_default();
-        extractor.fill(&artifacts, &artifacts.patches(), &commands.patches).await?;
+        // They are for people, and to be compared: without them the commits go as they are.
+        let patches = extractor.fill(&artifacts, &artifacts.patches(), &commands.patches).await;
+        if let Err(error) = patches {
+            tracing::warn!("the patches are not whole: {error:#}");
+        }
         extractor.fill(&artifacts, &artifacts.bundle(), &commands.bundle).await?;
         let order = outbox::Order {
             repository: self.repository.clone(),

@@ -8,6 +8,8 @@ mod ending;
 #[path = "runner/isolation.rs"]
 mod isolation;
 mod leftover;
+#[path = "runner/repository.rs"]
+mod repository;
 mod root;
 mod rootless;
 mod sandboxed;

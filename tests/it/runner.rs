@@ -10,6 +10,7 @@ mod isolation;
 mod killed;
 mod leftover;
 mod proxy;
+mod repository;
 mod restart;
 mod sandboxed;
 

@@ -1,0 +1,120 @@
+//! L1–L7: a run's commits reach a branch and a pull request, from a sandbox of either driver.
+
+use serde_json::{Value, json};
+
+use super::sandboxed::{Sandboxed, sh};
+use crate::support::forge::{self, NAME, TOKEN};
+use crate::support::sandboxed::{Result, entries};
+
+/// L1, L2, L6: what one run commits is pushed, asked to be pulled, and what the next run builds on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runs_commits_reach_a_pull_request() {
+    let place = Place::new().await;
+    let flags = ["--branch-key", "task-9", "--pull-request"];
+    let first = place.run(&flags, "echo one > one && git add one && git commit -qm 'Add one'");
+    assert_eq!(first.facts(), json!([true, 0, null]), "{}", first.json);
+    let relay = &first.json["relay"];
+    assert_eq!(
+        json!([relay["branch"], relay["verdict"], relay["step"]]),
+        json!(["sandbox/task-9", "push", "done"])
+    );
+    let pull = place.forge.hub.pulls(NAME).remove(0);
+    assert_eq!((pull.head.as_str(), pull.base.as_str()), ("sandbox/task-9", "main"));
+    assert_eq!(relay["pull_request_url"], format!("{}/{NAME}/pull/1", place.forge.hub.url()));
+
+    let second =
+        place.run(&flags, "cat one && echo two > two && git add two && git commit -qm 'Add two'");
+    assert_eq!(second.json["stdout"], "one\n", "{}", second.json);
+    assert_eq!(place.forge.hub.pulls(NAME).len(), 1, "the second run has asked again");
+    let log = forge::git(&place.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
+    assert_eq!(log, "Add two\nAdd one\nchange README");
+    assert_eq!(
+        second.json["relay"]["head"],
+        forge::git(&place.forge.bare(), &["rev-parse", "sandbox/task-9"])
+    );
+    place.assert_no_token([&first, &second]);
+}
+
+/// L5: what is not welcome stays here, whole, with the line that brings it into a clone.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_is_held_is_kept() {
+    let place = Place::new().await;
+    let workflow = "mkdir -p .github/workflows && echo on: > .github/workflows/x.yml && git add . && git commit -qm x";
+    let result = place.run(&["--branch-key", "held"], workflow);
+    let relay = &result.json["relay"];
+    assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["held", false]), "{relay}");
+    let line = relay["apply"].as_str().unwrap();
+    let clone = place.runner.path().join("clone");
+    forge::git(
+        &place.runner.path(),
+        &["clone", "--quiet", &place.forge.bare().display().to_string(), "clone"],
+    );
+    let words: Vec<_> =
+        line.strip_prefix("git ").unwrap().split(' ').map(|word| word.trim_matches('\'')).collect();
+    forge::git(&clone, &words);
+    let files = forge::git(&clone, &["ls-tree", "-r", "--name-only", "held/held"]);
+    assert_eq!(files, ".github/workflows/x.yml\nREADME");
+}
+
+/// L1: no key is no error, and nothing committed is nothing to deliver.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_may_have_nothing_to_deliver() {
+    let place = Place::new().await;
+    let without = place.run(&[], "ls -A");
+    assert_eq!(json!([without.json["ok"], without.json["stdout"]]), json!([true, ""]));
+    assert_eq!(
+        without.json["relay"]["why"],
+        "it has no branch: give `--branch-key` or `--work-item`"
+    );
+    let idle = place.run(&["--work-item", "idle"], "git log --format=%s");
+    assert_eq!(idle.json["stdout"], "change README\n", "{}", idle.json);
+    assert_eq!(
+        idle.json["relay"],
+        json!({"branch": "sandbox/idle", "why": "nothing was committed"})
+    );
+    assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
+}
+
+/// L3: an agent that takes its repository away does not take its work with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_that_cannot_be_read_is_kept() {
+    let place = Place::new().await;
+    let result = place.run(&["--branch-key", "gone"], "echo work > work && rm -rf .git");
+    let why = result.json["relay"]["why"].as_str().unwrap();
+    let kept = why.rsplit('`').nth(1).unwrap();
+    assert_eq!(std::fs::read_to_string(format!("{kept}/work")).unwrap(), "work\n", "{why}");
+}
+
+struct Place {
+    runner: Sandboxed,
+    forge: forge::Running,
+}
+
+impl Place {
+    async fn new() -> Self {
+        Self { runner: Sandboxed::new(), forge: forge::Running::start().await }
+    }
+
+    fn run(&self, flags: &[&str], script: &str) -> Result {
+        let url = self.forge.clone_url();
+        let flags = [&["--repo", &url], flags].concat();
+        let mut command = self.runner.prepare(&flags, &sh(script));
+        command
+            .env("COGNI_STATE_DIR", self.runner.path().join("state"))
+            .env("GITHUB_API_URL", self.forge.hub.url())
+            .env("GITHUB_TOKEN", TOKEN);
+        let output = command.output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stderr).into_owned();
+        let json: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{shown}"));
+        self.runner.assert_nothing_is_left(json["run_id"].as_str().unwrap());
+        Result { status: output.status.code().unwrap(), json, shown }
+    }
+
+    /// L6: the token is in nothing that is told.
+    fn assert_no_token<'a>(&self, results: impl IntoIterator<Item = &'a Result>) {
+        for Result { json, shown, .. } in results {
+            assert!(!json.to_string().contains(TOKEN) && !shown.contains(TOKEN), "{json}\n{shown}");
+        }
+    }
+}
