@@ -1,0 +1,135 @@
+//! The relay of a run's work beside git alone, in one run: commits taken out of a workspace, looked at, made anew, judged
+//! and pushed, against `git fetch` and `git push` of the same.
+//!
+//! `-- --test` only shows that it runs. The memory is the largest that any git has held so far.
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench is not production code")]
+
+#[expect(dead_code, reason = "the tests of the relay need more of it")]
+#[path = "../tests/it/relay/place.rs"]
+mod place;
+#[expect(dead_code, reason = "the tests of the relay need more of it")]
+#[path = "../tests/it/support/repository.rs"]
+mod repository;
+/// Where the tests have it.
+mod support {
+    pub(crate) use super::repository;
+}
+
+use std::env;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use place::Place;
+
+fn main() {
+    let once = env::args().any(|argument| argument == "--test");
+    let (rounds, works) = if once {
+        (
+            1,
+            [
+                ("1 commit", 1, 10),
+                ("2 commits", 2, 10),
+                ("3 commits", 3, 10),
+                ("100 kB", 1, 100_000),
+            ],
+        )
+    } else {
+        let large = ("50 MB in one commit", 1, 50_000_000);
+        (5, [("1 commit", 1, 100), ("100 commits", 100, 100), ("1,000 commits", 1000, 100), large])
+    };
+    println!("{:<22}{:>12}{:>12}{:>8}{:>16}", "work", "relay", "git", "ratio", "peak of a git");
+    for (name, commits, bytes) in works {
+        let (mut ours, mut theirs) = (vec![], vec![]);
+        for round in 0..rounds {
+            let place = Place::new();
+            let run = place.begin(&format!("bench-{round}"), "workspace");
+            let branch = run.state.branch.to_ref();
+            import(&run.workspace.path, &branch, &run.state.start.to_string(), commits, bytes);
+            let begun = Instant::now();
+            place.deliver(&run).unwrap();
+            ours.push(begun.elapsed());
+            theirs.push(plain(&place, &run.workspace.path, &branch));
+        }
+        let (ours, theirs) = (median(ours), median(theirs));
+        let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
+        let peak = peak_of_children() >> 20;
+        println!("{name:<22}{ours:>12.1?}{theirs:>12.1?}{ratio:>8.2}{peak:>12} MiB");
+    }
+}
+
+/// Commits on top of `start`, each with a file of its own.
+fn import(repository: &Path, branch: &str, start: &str, commits: usize, bytes: usize) {
+    let mut child = Command::new("git")
+        .arg("--git-dir")
+        .arg(repository.join(".git"))
+        .args(["fast-import", "--quiet", "--force"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stream = Vec::new();
+    for number in 0..commits {
+        let content = noise(number as u64 + 1, bytes);
+        let mut head =
+            format!("commit {branch}\ncommitter A <a@b> {} +0000\n", 1_700_000_000 + number);
+        write!(head, "data 4\nwork\n").unwrap();
+        if number == 0 {
+            writeln!(head, "from {start}").unwrap();
+        }
+        write!(head, "M 100644 inline file-{number}\ndata {}\n", content.len()).unwrap();
+        stream.extend_from_slice(head.as_bytes());
+        stream.extend_from_slice(&content);
+        stream.push(b'\n');
+    }
+    child.stdin.take().unwrap().write_all(&stream).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+/// What does not compress, and is the same each time.
+fn noise(mut seed: u64, bytes: usize) -> Vec<u8> {
+    let step = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed.to_le_bytes()[0]
+    };
+    std::iter::repeat_with(step).take(bytes).collect()
+}
+
+/// The same work by git alone, with none of the looking: into a mirror, and on to a remote.
+fn plain(place: &Place, workspace: &Path, branch: &str) -> Duration {
+    let git = |words: &[&str]| {
+        let done = Command::new("git").current_dir(place.path("")).args(words).status().unwrap();
+        assert!(done.success(), "{words:?}");
+    };
+    git(&["clone", "--quiet", "--mirror", "remote.git", "plain-mirror.git"]);
+    git(&["clone", "--quiet", "--bare", "remote.git", "plain-remote.git"]);
+    git(&["--git-dir=plain-remote.git", "update-ref", "-d", branch]);
+    let workspace = workspace.display().to_string();
+    let refspec = format!("+{branch}:refs/heads/plain");
+    let begun = Instant::now();
+    git(&[
+        "--git-dir=plain-mirror.git",
+        "-c",
+        "safe.directory=*",
+        "fetch",
+        "--quiet",
+        &workspace,
+        &refspec,
+    ]);
+    git(&["--git-dir=plain-mirror.git", "push", "--quiet", "plain-remote.git", "refs/heads/plain"]);
+    begun.elapsed()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Bytes.
+fn peak_of_children() -> u64 {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN);
+    u64::try_from(usage.unwrap().max_rss()).unwrap() << 10
+}
