@@ -3,7 +3,7 @@
 //! It connects a local TCP port to the run's socket, starts the agent, forwards signals to it, reaps what it leaves
 //! behind, and ends with its exit status. One thread and one epoll loop do all of it.
 //!
-//! Reading order: [`options`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`];
+//! Reading order: [`options`], [`slot`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`];
 //! [`supervisor`] waits, and turns the [`bridge`].
 //!
 //! **Invariant:** nothing of the house is in here, and no runtime: `cogni-init` is these files and little else.
@@ -13,12 +13,14 @@ mod bridge;
 mod filter;
 mod listener;
 mod options;
+mod slot;
 mod socket;
 mod supervisor;
 
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use bridge::Bridge;
@@ -30,10 +32,8 @@ use supervisor::Supervisor;
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(Invocation::Print(text)) => print(&text),
-        Ok(Invocation::Start(options)) => start(&options).unwrap_or_else(|failure| {
-            say(&failure.message);
-            ExitCode::from(failure.status)
-        }),
+        Ok(Invocation::Start(options)) => end(start(&options)),
+        Ok(Invocation::Wait(path)) => end(wait(&path)),
         Err(wrong) => {
             say(format_args!("{wrong}; see `cogni-init --help`"));
             ExitCode::from(WRONG_USE)
@@ -41,9 +41,30 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// In this order, so that the agent finds everything ready: the socket answers, the port listens, then the agent runs.
+fn end(ended: Result<ExitCode, Failure>) -> ExitCode {
+    ended.unwrap_or_else(|failure| {
+        say(&failure.message);
+        ExitCode::from(failure.status)
+    })
+}
+
 fn start(options: &Options) -> Result<ExitCode, Failure> {
-    let supervisor = Supervisor::prepare().map_err(|error| Failure::setup("prepare", error))?;
+    go_on(prepare()?, options)
+}
+
+/// Once it is told, a sandbox that was started ahead is as any other.
+fn wait(path: &Path) -> Result<ExitCode, Failure> {
+    let supervisor = prepare()?;
+    let options = slot::claimed(path, &supervisor)?;
+    go_on(supervisor, &options)
+}
+
+fn prepare() -> Result<Supervisor, Failure> {
+    Supervisor::prepare().map_err(|error| Failure::setup("prepare", error))
+}
+
+/// In this order, so that the agent finds everything ready: the socket answers, the port listens, then the agent runs.
+fn go_on(supervisor: Supervisor, options: &Options) -> Result<ExitCode, Failure> {
     let socket = RunSocket::new(&options.socket).map_err(Failure::socket)?;
     socket.wait_until_it_answers(options.socket_timeout).map_err(Failure::socket)?;
     let listener = listener::bind(options.listen)?;

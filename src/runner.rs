@@ -3,6 +3,8 @@
 //!
 //! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
 //! gone by then; what a killed process leaves is taken away by [`sweep`], which the next run begins with.
+//!
+//! Where a sandbox is to be there sooner than it can be made, [`slots`] are kept ready.
 
 mod agent;
 mod conversation;
@@ -12,9 +14,10 @@ mod gateway;
 pub mod proxy;
 mod request;
 mod result;
+pub mod slots;
 pub mod sweep;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -29,8 +32,8 @@ use crate::budget::Ledger;
 use crate::config::Config;
 use crate::relay::outbox::Words;
 use crate::sandbox::output::Output;
-use crate::sandbox::spec::{Stamp, UID};
-use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, host_path};
+use crate::sandbox::spec::{Access, Stamp, UID, Workspace};
+use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, host_path};
 
 pub use agent::{Agent, Envelope};
 pub use request::{Host, Llm, MODEL, Maker, Request};
@@ -67,6 +70,18 @@ pub struct Order {
 }
 
 impl Order {
+    /// Checks everything that can be checked without making anything.
+    fn check(&self) -> anyhow::Result<()> {
+        if self.proxy.is_some() && self.target.is_some() {
+            bail!(
+                "what becomes of a branch is written to the run's log, which a gateway in a container keeps; leave `--proxy container` out"
+            );
+        }
+        self.spec.check()?;
+        self.driver.check(&self.spec)?;
+        Ok(host_path::check(&self.spec, &self.roots)?)
+    }
+
     /// What takes away what killed runs of the same installation have left.
     pub fn sweep(&self) -> Sweep {
         Sweep {
@@ -84,12 +99,15 @@ impl Order {
 }
 
 /// A run whose socket is bound and whose log is open, or whose gateway's container has all it needs for that.
+#[must_use = "a slot that was claimed for it is left behind if it does not run"]
 pub struct Prepared {
     gateway: Gateway,
     run: String,
     driver: Driver,
-    sandbox: sandbox::Order,
-    directory: Directory,
+    order: sandbox::Order,
+    sandbox: Sandbox,
+    /// The sandbox's, and with a slot the run's own, which keeps its name.
+    directories: Vec<Directory>,
     is_agent: bool,
     target: Option<Target>,
     /// The hash of the gateway's configuration.
@@ -103,33 +121,21 @@ impl Prepared {
     /// # Errors
     /// What is wrong with the order, or cannot be bound or opened.
     pub fn new(order: Order) -> anyhow::Result<Self> {
-        let Order { mut config, mut spec, agent, target, roots, run_dir, driver, proxy, grace } =
+        order.check()?;
+        let Order { mut config, mut spec, agent, target, run_dir, driver, proxy, grace, .. } =
             order;
-        if proxy.is_some() && target.is_some() {
-            bail!(
-                "what becomes of a branch is written to the run's log, which a gateway in a container keeps; leave `--proxy container` out"
-            );
-        }
-        spec.check()?;
-        driver.check(&spec)?;
-        host_path::check(&spec, &roots)?;
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
-        spec.run.clone_from(&config.identity.run);
-        spec.socket_dir = directory.socket_dir();
+        if spec.workspace == Workspace::Fresh {
+            let path = directory.make_workspace()?;
+            spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
+        }
+        place(&mut config, &mut spec, &directory);
         if let Some(target) = &target {
             target.prepare(&mut spec, &directory)?;
         }
         if let Some(agent) = &agent {
             agent.prepare(&mut spec, &directory)?;
-        }
-        config.listen.socket_path = spec.socket_dir.join("llm.sock");
-        // Whoever may give files away gives the socket to the agent. Others open it to all, behind a directory that
-        // only they can enter.
-        if directory.is_roots() {
-            config.listen.socket_uid = Some(UID);
-        } else {
-            config.listen.socket_mode = 0o666;
         }
         let policy = config.digest();
         let run = config.identity.run.clone();
@@ -142,9 +148,18 @@ impl Prepared {
                 Gateway::Container(Box::new(proxy))
             }
         };
-        let sandbox = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
-        let is_agent = agent.is_some();
-        Ok(Self { gateway, run, driver, sandbox, directory, is_agent, target, policy })
+        let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
+        let sandbox = Sandbox::new(&driver, order.clone())?;
+        let (directories, is_agent) = (vec![directory], agent.is_some());
+        Ok(Self { gateway, run, driver, order, sandbox, directories, is_agent, target, policy })
+    }
+
+    /// The run's workspace on this machine, where it has one.
+    pub fn workspace(&self) -> Option<&Path> {
+        match &self.order.spec.workspace {
+            Workspace::None | Workspace::Fresh => None,
+            Workspace::Directory { path, .. } => Some(path),
+        }
     }
 
     /// What the run may spend, for whoever follows it; a gateway in a container keeps that to itself.
@@ -154,9 +169,10 @@ impl Prepared {
 
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
-        let Self { gateway, run, driver, sandbox, directory, is_agent, target, policy } = self;
+        let Self { gateway, run, driver, order, sandbox, directories, is_agent, target, policy } =
+            self;
         let begun = Instant::now();
-        let limits = sandbox.spec.limits;
+        let limits = order.spec.limits;
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
         let (signals, stop) = (gateway.signals(), CancellationToken::new());
@@ -168,7 +184,7 @@ impl Prepared {
                 () = sleep_until(deadline) => Cause::Deadline,
             }
         });
-        tracing::info!(run, root = %sandbox.spec.root, "starting the sandbox");
+        tracing::info!(run, root = %order.spec.root, "starting the sandbox");
         let mut output = Output::new(limits.max_output_bytes, live);
         let here = gateway.run();
         let serve = gateway.serve(&signals, stop.clone());
@@ -176,7 +192,7 @@ impl Prepared {
             let ended = tokio::select! {
                 biased;
                 () = signals.ready.cancelled() => {
-                    Box::pin(driver.run(&sandbox, &mut output, until)).await
+                    Box::pin(sandbox.run(&mut output, until)).await
                 }
                 cause = until.as_mut() => Ok(Ended { cause: Some(cause), ..Ended::default() }),
             };
@@ -186,7 +202,7 @@ impl Prepared {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
                     let words = Words { body: said(is_agent, &output), ..Words::default() };
                     let source = Source { run, policy: &policy, is_ok, words };
-                    Some(Box::pin(target.deliver(&driver, &sandbox, source)).await)
+                    Some(Box::pin(target.deliver(&driver, &order, source)).await)
                 }
                 _ => None,
             };
@@ -194,7 +210,7 @@ impl Prepared {
             (ended, relayed)
         };
         let ((served, calls), (ended, relayed)) = tokio::join!(serve, live);
-        drop(directory);
+        drop(directories);
         log_end(&ended);
         Outcome {
             ended,
@@ -208,6 +224,20 @@ impl Prepared {
             elapsed: begun.elapsed(),
         }
         .into_result(run)
+    }
+}
+
+/// Tells the run's gateway where the sandbox finds its socket.
+fn place(config: &mut Config, spec: &mut RunSpec, directory: &Directory) {
+    spec.run.clone_from(&config.identity.run);
+    spec.socket_dir = directory.socket_dir();
+    config.listen.socket_path = spec.socket_dir.join("llm.sock");
+    // Whoever may give files away gives the socket to the agent. Others open it to all, behind a directory that only
+    // they can enter.
+    if directory.is_roots() {
+        config.listen.socket_uid = Some(UID);
+    } else {
+        config.listen.socket_mode = 0o666;
     }
 }
 

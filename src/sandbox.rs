@@ -2,8 +2,9 @@
 //!
 //! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
 //! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
-//! or [`embedded`], which needs neither a daemon nor an image; [`output`] keeps what the sandbox prints; [`owner`] says
-//! which process of this machine answers for it; [`probe`] says what this machine can enforce.
+//! or [`embedded`], which needs neither a daemon nor an image; a [`slot`] is made before it is known what for; [`output`]
+//! keeps what the sandbox prints; [`owner`] says which process of this machine answers for it; [`probe`] says what this
+//! machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
 //! that can be said in a [`spec::RunSpec`].
@@ -15,6 +16,7 @@ pub mod host_path;
 pub mod output;
 pub mod owner;
 pub mod probe;
+pub mod slot;
 pub mod spec;
 
 use std::path::PathBuf;
@@ -22,8 +24,9 @@ use std::time::Duration;
 
 use crate::base::hex;
 
-pub use driver::{Driver, Order};
+pub use driver::{Driver, Order, Sandbox};
 pub use owner::Owner;
+pub use slot::Slot;
 pub use spec::RunSpec;
 
 /// Why a sandbox was ended before it ended by itself.
@@ -73,6 +76,8 @@ pub enum Error {
     Unlimited(String),
     #[error("the gateway's container has ended: {0}")]
     Proxy(String),
+    #[error("the slot has failed: {0}")]
+    Slot(String),
     #[error("Docker Engine cannot {doing}")]
     Engine { doing: &'static str, source: bollard::errors::Error },
     #[error(

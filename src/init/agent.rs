@@ -16,7 +16,7 @@ use super::{Failure, NOT_EXECUTABLE, NOT_FOUND, SETUP_FAILED, filter, supervisor
 
 /// Starts the agent in a session of its own, and returns its pid.
 pub(crate) fn start(options: &Options) -> Result<Pid, Failure> {
-    let image = Image::new(&options.argv)?;
+    let image = Image::new(options)?;
     let unix_sockets = options.unix_sockets;
     let mut command = Command::new(&options.argv[0]);
     let child = spawn(&mut command, move || Err(image.become_agent(unix_sockets)));
@@ -50,17 +50,14 @@ struct Image {
 }
 
 impl Image {
-    fn new(argv: &[OsString]) -> Result<Self, Failure> {
-        let variables = env::vars_os().map(|(mut variable, value)| {
-            variable.push("=");
-            variable.push(value);
-            variable
-        });
+    fn new(Options { argv, env, .. }: &Options) -> Result<Self, Failure> {
+        let env = variables(env);
+        let path = env.iter().find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
         let strings = || -> Result<Self, std::ffi::NulError> {
             Ok(Self {
-                candidates: candidates(&argv[0])?,
+                candidates: candidates(&argv[0], path.map(OsStr::from_bytes))?,
                 argv: argv.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
-                env: variables.map(c_string).collect::<Result<_, _>>()?,
+                env: env.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
             })
         };
         strings().map_err(|error| Failure::setup("pass the arguments on", error))
@@ -114,12 +111,26 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
 }
 
 /// A name with a slash is a path; another is looked for in `PATH`, or where execvp looks without one.
-fn candidates(program: &OsStr) -> Result<Vec<CString>, std::ffi::NulError> {
+fn candidates(program: &OsStr, path: Option<&OsStr>) -> Result<Vec<CString>, std::ffi::NulError> {
     if program.as_bytes().contains(&b'/') {
         return Ok(vec![c_string(program.to_owned())?]);
     }
-    let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
-    env::split_paths(&path).map(|folder| c_string(folder.join(program).into_os_string())).collect()
+    let path = path.unwrap_or(OsStr::new(DEFAULT_PATH));
+    env::split_paths(path).map(|folder| c_string(folder.join(program).into_os_string())).collect()
+}
+
+/// Our own, but for those that are given.
+fn variables(given: &[OsString]) -> Vec<OsString> {
+    let is_given = |name: &OsStr| {
+        let rest = |variable| OsStr::as_bytes(variable).strip_prefix(name.as_bytes());
+        given.iter().any(|variable| rest(variable).is_some_and(|rest| rest.starts_with(b"=")))
+    };
+    let own = env::vars_os().filter(|(name, _)| !is_given(name)).map(|(mut variable, value)| {
+        variable.push("=");
+        variable.push(value);
+        variable
+    });
+    own.chain(given.iter().cloned()).collect()
 }
 
 fn c_string(text: OsString) -> Result<CString, std::ffi::NulError> {

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub(crate) struct Options {
     pub(crate) grace: Duration,
     /// Whether the agent may make sockets of the family of the run's own.
     pub(crate) unix_sockets: UnixSockets,
+    /// For the agent, each as NAME=VALUE; they win over our own.
+    pub(crate) env: Vec<OsString>,
     /// The agent's program and its arguments; at least the program.
     pub(crate) argv: Vec<OsString>,
 }
@@ -31,6 +34,8 @@ pub(crate) enum UnixSockets {
 
 pub(crate) enum Invocation {
     Start(Box<Options>),
+    /// `--slot`: what to start is told there.
+    Wait(PathBuf),
     /// `--help` or `--version`.
     Print(String),
 }
@@ -44,6 +49,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
         max_runtime: None,
         grace: Duration::from_secs(2),
         unix_sockets: UnixSockets::Denied,
+        env: vec![],
         argv: vec![],
     };
     while let Some(argument) = arguments.next() {
@@ -63,6 +69,8 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
             "--socket-timeout" => options.socket_timeout = duration(name, &value()?)?,
             "--max-runtime" => options.max_runtime = Some(duration(name, &value()?)?),
             "--grace" => options.grace = duration(name, &value()?)?,
+            "--env" => options.env.push(variable(value()?)?),
+            "--slot" => return Ok(Invocation::Wait(PathBuf::from(value()?))),
             "--allow-unix-sockets" => options.unix_sockets = UnixSockets::Allowed,
             "--help" => return Ok(Invocation::Print(HELP.to_owned())),
             "--version" => return Ok(Invocation::Print(VERSION.to_owned())),
@@ -83,6 +91,13 @@ fn address(name: &str, value: &OsStr) -> Result<SocketAddr, String> {
     let text = value.to_string_lossy();
     text.parse()
         .map_err(|_| format!("`{name}` is `{text}`; give an address such as `127.0.0.1:8080`"))
+}
+
+fn variable(value: OsString) -> Result<OsString, String> {
+    match value.as_bytes().iter().position(|byte| *byte == b'=') {
+        Some(1..) => Ok(value),
+        _ => Err(format!("`--env` is `{}`; give NAME=VALUE", value.to_string_lossy())),
+    }
 }
 
 fn duration(name: &str, value: &OsStr) -> Result<Duration, String> {
@@ -118,6 +133,8 @@ Options:
   --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
   --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
   --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
+  --env NAME=VALUE       a variable for the agent; it wins over one of our own
+  --slot PATH            connect to this socket instead, and wait there to be told these options and the program
   --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
   --help                 print this
   --version              print the version

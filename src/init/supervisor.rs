@@ -61,18 +61,25 @@ impl Supervisor {
     }
 
     fn take_signals(&self, watch: &Watch) {
-        let mut buffer = [0; size_of::<libc::signalfd_siginfo>()];
-        while rustix::io::read(&self.signals, &mut buffer)
-            .is_ok_and(|length| length == buffer.len())
-        {
-            // The number is the structure's first field (signalfd(2)).
-            let number = i32::from_ne_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
-            if let Some(signal) =
-                Signal::from_named_raw(number).filter(|signal| *signal != Signal::CHILD)
-            {
+        while let Some(signal) = self.next_signal() {
+            if signal != Signal::CHILD {
                 watch.forward(signal);
             }
         }
+    }
+
+    /// Of those that have arrived.
+    pub(crate) fn next_signal(&self) -> Option<Signal> {
+        let mut buffer = [0; size_of::<libc::signalfd_siginfo>()];
+        let length = rustix::io::read(&self.signals, &mut buffer).ok()?;
+        // The number is the structure's first field (signalfd(2)).
+        let number = i32::from_ne_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
+        Signal::from_named_raw(number).filter(|_| length == buffer.len())
+    }
+
+    /// Readable once a signal has arrived.
+    pub(crate) fn signals(&self) -> &OwnedFd {
+        &self.signals
     }
 }
 

@@ -248,7 +248,7 @@ fn driver(
 
 fn made_absolute(workspace: Workspace) -> anyhow::Result<Workspace> {
     Ok(match workspace {
-        Workspace::None => Workspace::None,
+        same @ (Workspace::None | Workspace::Fresh) => same,
         Workspace::Directory { path, access } => Workspace::Directory {
             path: absolute(path).context("the workspace has no path")?,
             access,
@@ -267,7 +267,7 @@ fn check_agent(agent: Option<&Agent>, spec: &RunSpec) -> anyhow::Result<()> {
     }
     let place = conversation.display();
     match (&spec.workspace, message) {
-        (Workspace::None, None) => {
+        (Workspace::None | Workspace::Fresh, None) => {
             bail!(
                 "there is nothing to answer; give `--message`, or a workspace with `{place}` in it"
             )

@@ -1,6 +1,6 @@
 //! The driver for Docker Engine: makes a container, watches it to its end, and takes it away again.
 //!
-//! **Invariant:** whatever happens, [`run`] has asked for the container's removal before it returns. What an engine
+//! **Invariant:** whatever has become of its start, [`Sandbox::remove`] asks for the container's removal. What an engine
 //! does not do within its time is left to the sweep, which knows the container by its labels.
 
 mod container;
@@ -8,8 +8,7 @@ pub mod proxy;
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
-use std::pin::pin;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bollard::API_DEFAULT_VERSION;
@@ -22,12 +21,13 @@ use rustix::process::{Resource, getrlimit};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::driver::Started;
 use super::output::Output;
 use super::owner::State;
 use super::spec::docker::{DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body, podman};
 use super::spec::{SECCOMP, Stamp};
 use super::{Cause, Ended, Error, Order, Owner, name_of};
-use container::{Container, Started};
+use container::{Container, Outcome, Running};
 
 /// A connection to an engine.
 #[derive(Clone, Debug)]
@@ -216,57 +216,64 @@ impl Docker {
     }
 }
 
-/// Runs one sandbox to its end, or until `until` says why it must end before; then nothing is left of it.
-///
-/// `until` counts from its first poll, which is before the first word to the engine: one that does not answer costs
-/// no more than the time there is.
-///
-/// # Errors
-/// The sandbox could not be made, or was lost on the way.
-pub async fn run<W: AsyncWrite + Unpin>(
-    socket: &Path,
-    image: &str,
-    order: &Order,
-    output: &mut Output<W>,
-    until: impl Future<Output = Cause>,
-) -> Result<Ended, Error> {
-    let begun = Instant::now();
-    let mut until = pin!(until);
-    let (mut docker, mut id) = (None, None);
-    let started = tokio::select! {
-        biased;
-        cause = &mut until => Err(cause),
-        started = async {
-            let docker = docker.insert(Docker::connect(socket).await?);
-            let container = Box::pin(docker.create(image, order)).await?;
-            id = Some(container.id().to_owned());
-            container.start().await
-        } => Ok(started),
-    };
-    let was_cut = started.is_err();
-    let ended = match started {
-        Err(cause) => Ok(Ended { cause: Some(cause), ..Ended::default() }),
-        Ok(Ok(Started::Running(running))) => {
-            let start = begun.elapsed();
-            tracing::info!(run = order.spec.run, ?start, "the sandbox runs");
-            let start = Some(start);
-            let ended = Box::pin(running.watch(output, until, order.grace)).await;
-            ended.map(|ended| Ended { start, ..ended })
-        }
-        Ok(Ok(Started::Not { exit_code, message })) => {
-            Ok(Ended { exit_code: Some(exit_code), not_started: Some(message), ..Ended::default() })
-        }
-        Ok(Err(error)) => Err(error),
-    };
-    if let Some(docker) = docker {
-        if id.is_none() {
-            id = docker.late(&name_of(&order.spec.run), &order.stamp, was_cut).await;
-        }
+/// One container of the engine, from before it is made until it is gone.
+pub(super) struct Sandbox {
+    socket: PathBuf,
+    image: String,
+    docker: Option<Docker>,
+    id: Option<String>,
+    running: Option<Running>,
+    /// Some answer of the engine is not there yet, and may never have been waited for.
+    is_starting: bool,
+}
+
+impl Sandbox {
+    pub(super) fn new(socket: &Path, image: &str) -> Self {
+        let (socket, image) = (socket.to_owned(), image.to_owned());
+        Self { socket, image, docker: None, id: None, running: None, is_starting: false }
+    }
+
+    pub(super) async fn start(&mut self, order: &Order) -> Result<Started, Error> {
+        self.is_starting = true;
+        let started = self.create_and_start(order).await;
+        self.is_starting = false;
+        started
+    }
+
+    async fn create_and_start(&mut self, order: &Order) -> Result<Started, Error> {
+        let docker = self.docker.insert(Docker::connect(&self.socket).await?);
+        let container = Box::pin(docker.create(&self.image, order)).await?;
+        self.id = Some(container.id().to_owned());
+        Ok(match container.start().await? {
+            Outcome::Running(running) => {
+                self.running = Some(running);
+                Started::Running
+            }
+            Outcome::Not { exit_code, message } => Started::Not { exit_code, message },
+        })
+    }
+
+    /// Follows what was started to its end. From `until` on it is told to end, and has `grace` for it.
+    pub(super) async fn watch<W: AsyncWrite + Unpin>(
+        &mut self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+        grace: Duration,
+    ) -> Result<Ended, Error> {
+        let running = self.running.take().expect("it was started, and is watched once");
+        running.watch(output, until, grace).await
+    }
+
+    pub(super) async fn remove(self, order: &Order) {
+        let Some(docker) = self.docker else { return };
+        let id = match self.id {
+            Some(id) => Some(id),
+            None => docker.late(&name_of(&order.spec.run), &order.stamp, self.is_starting).await,
+        };
         if let Some(id) = id {
             docker.tidy_up(&id).await;
         }
     }
-    ended
 }
 
 /// How many processes a user may have here, as far as we can tell.

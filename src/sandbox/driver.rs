@@ -1,11 +1,14 @@
 //! Who makes a sandbox. What it is, and how it may end, is the same whoever makes it.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Duration;
 
 use tokio::io::AsyncWrite;
+use tokio::time::Instant;
 
 use super::output::Output;
+use super::slot::Claim;
 use super::spec::{Root, RunSpec, Stamp};
 use super::{Cause, Ended, Error, docker, embedded};
 
@@ -67,25 +70,154 @@ impl Driver {
         }
     }
 
-    /// Runs one sandbox to its end, or until `until` says why it must end before; then nothing is left of it.
+    /// Makes a sandbox and [runs](Sandbox::run) it.
     ///
     /// # Errors
-    /// The sandbox could not be made, or was lost on the way.
+    /// It could not be made, or was lost on the way.
     pub async fn run<W: AsyncWrite + Unpin>(
         &self,
         order: &Order,
         output: &mut Output<W>,
         until: impl Future<Output = Cause>,
     ) -> Result<Ended, Error> {
-        self.check(&order.spec)?;
-        match (self, &order.spec.root) {
-            (Self::Docker { socket }, Root::Image(image)) => {
-                Box::pin(docker::run(socket, image, order, output, until)).await
+        Box::pin(Sandbox::new(self, order.clone())?.run(output, until)).await
+    }
+}
+
+/// A sandbox, from before it is made until nothing is left of it.
+pub struct Sandbox {
+    made: Made,
+    order: Order,
+    /// What is still to be told to one that was started ahead.
+    claim: Option<Claim>,
+}
+
+/// By whom it is made.
+enum Made {
+    Docker(docker::Sandbox),
+    Embedded(embedded::Sandbox),
+}
+
+/// What became of a start.
+pub(super) enum Started {
+    Running,
+    /// The program is not there, or is none: what a shell says with these exit codes.
+    Not {
+        exit_code: i64,
+        message: String,
+    },
+}
+
+impl Sandbox {
+    /// Nothing is made yet.
+    ///
+    /// # Errors
+    /// The driver does not make such sandboxes.
+    pub fn new(driver: &Driver, order: Order) -> Result<Self, Error> {
+        driver.check(&order.spec)?;
+        let made = match (driver, &order.spec.root) {
+            (Driver::Docker { socket }, Root::Image(image)) => {
+                Made::Docker(docker::Sandbox::new(socket, image))
             }
-            (Self::Embedded(settings), _) => {
-                Box::pin(embedded::run(settings, order, output, until)).await
+            (Driver::Embedded(settings), _) => Made::Embedded(embedded::Sandbox::new(settings)),
+            (Driver::Docker { .. }, _) => unreachable!("it has been checked"),
+        };
+        Ok(Self { made, order, claim: None })
+    }
+
+    /// Runs it to its end, or until `until` says why it must end before; then nothing is left of it, but with the
+    /// driver `embedded` what is in the run's directory.
+    ///
+    /// `until` counts from its first poll, which is before the first word to an engine: one that does not answer costs
+    /// no more than the time there is. A helper of our own has its order by then, and no container yet.
+    ///
+    /// # Errors
+    /// It could not be made, or was lost on the way.
+    pub async fn run<W: AsyncWrite + Unpin>(
+        mut self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+    ) -> Result<Ended, Error> {
+        let begun = Instant::now();
+        let mut until = pin!(until);
+        let started = if let Err(error) = Box::pin(self.prepare()).await {
+            Ok(Err(error))
+        } else {
+            tokio::select! {
+                biased;
+                cause = &mut until => Err(cause),
+                started = Box::pin(self.begin()) => Ok(started),
             }
-            (Self::Docker { .. }, _) => unreachable!("it has been checked"),
+        };
+        let ended = match started {
+            Err(cause) => Ok(Ended { cause: Some(cause), ..Ended::default() }),
+            Ok(Ok(Started::Running)) => {
+                let start = begun.elapsed();
+                tracing::info!(run = self.order.spec.run, ?start, "the sandbox runs");
+                let ended = Box::pin(self.watch(output, until)).await;
+                ended.map(|ended| Ended { start: Some(start), ..ended })
+            }
+            Ok(Ok(Started::Not { exit_code, message })) => Ok(Ended {
+                exit_code: Some(exit_code),
+                not_started: Some(message),
+                ..Ended::default()
+            }),
+            Ok(Err(error)) => Err(error),
+        };
+        Box::pin(self.remove()).await;
+        ended
+    }
+
+    pub(super) async fn start(&mut self) -> Result<Started, Error> {
+        self.prepare().await?;
+        self.begin().await
+    }
+
+    /// What is done in any case, because it takes no time.
+    async fn prepare(&mut self) -> Result<(), Error> {
+        match (&mut self.made, &self.claim) {
+            // An engine refuses the name of a container that is there.
+            (Made::Docker(_), _) => Ok(()),
+            (Made::Embedded(made), Some(claim)) => made.take_name(claim.run()),
+            (Made::Embedded(made), None) => made.prepare(&self.order).await,
         }
+    }
+
+    async fn begin(&mut self) -> Result<Started, Error> {
+        match (&mut self.made, self.claim.take()) {
+            (_, Some(claim)) => claim.tell().await.map(|()| Started::Running),
+            (Made::Docker(made), None) => made.start(&self.order).await,
+            (Made::Embedded(made), None) => made.start().await,
+        }
+    }
+
+    async fn watch<W: AsyncWrite + Unpin>(
+        &mut self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+    ) -> Result<Ended, Error> {
+        let grace = self.order.grace;
+        match &mut self.made {
+            Made::Docker(made) => made.watch(output, until, grace).await,
+            Made::Embedded(made) => made.watch(output, until, grace).await,
+        }
+    }
+
+    pub(super) async fn remove(self) {
+        match self.made {
+            Made::Docker(made) => made.remove(&self.order).await,
+            Made::Embedded(made) => made.remove().await,
+        }
+    }
+
+    /// From here on it is this run's, as soon as it has been told.
+    pub(super) fn claimed(mut self, claim: Claim, grace: Duration) -> Self {
+        self.claim = Some(claim);
+        self.order.grace = grace;
+        self
+    }
+
+    pub(super) fn order(&self) -> &Order {
+        &self.order
     }
 }

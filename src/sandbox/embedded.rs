@@ -28,8 +28,9 @@ use tokio::io::{
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
+use super::driver::Started;
 use super::output::{Output, Stream, follow};
 use super::spec::oci;
 use super::{Cause, Ended, Error, Order, name_of};
@@ -53,48 +54,63 @@ impl Default for Settings {
     }
 }
 
-/// Runs one sandbox to its end, or until `until` says why it must end before; then nothing is left of it but what is in
-/// the run's directory.
-///
-/// `until` is asked as soon as the helper has its order, before the container is there.
-///
-/// # Errors
-/// The sandbox could not be made, or was lost on the way.
-pub async fn run<W: AsyncWrite + Unpin>(
-    settings: &Settings,
-    order: &Order,
-    output: &mut Output<W>,
-    until: impl Future<Output = Cause>,
-) -> Result<Ended, Error> {
-    let begun = Instant::now();
-    let _claim = claim(&order.spec.run)?;
-    let name = format!("{}-{}", name_of(&order.spec.run), order.stamp.owner.to_file_name());
-    let task = task(order, &name)?;
-    let mut helper = Helper::start(&settings.program, &task).await?;
-    let mut until = pin!(until);
-    let started = tokio::select! {
-        biased;
-        cause = &mut until => Err(cause),
-        event = helper.event() => Ok(event),
-    };
-    let ended = match started {
-        Err(cause) => Ok(Ended { cause: Some(cause), ..Ended::default() }),
-        Ok(Ok(Event::Started)) => {
-            let start = begun.elapsed();
-            tracing::info!(run = order.spec.run, ?start, "the sandbox runs");
-            let ended = Box::pin(helper.watch(output, until, order.grace)).await;
-            ended.map(|ended| Ended { start: Some(start), ..ended })
-        }
-        Ok(Ok(Event::NotStarted { exit_code, message })) => {
-            Ok(Ended { exit_code: Some(exit_code), not_started: Some(message), ..Ended::default() })
-        }
-        Ok(event) => event.and_then(lost),
-    };
-    helper.end().await;
-    if let Some(cgroup) = task.cgroup.as_deref() {
-        tidy_up(cgroup).await;
+/// One container of our own, from before it is made until nothing is left of it but what is in the run's directory.
+pub(super) struct Sandbox {
+    settings: Settings,
+    names: Vec<UnixListener>,
+    cgroup: Option<PathBuf>,
+    helper: Option<Helper>,
+}
+
+impl Sandbox {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self { settings: settings.clone(), names: vec![], cgroup: None, helper: None }
     }
-    ended
+
+    /// Makes it the only one of this run, until nothing is left of it.
+    pub(super) fn take_name(&mut self, run: &str) -> Result<(), Error> {
+        self.names.push(claim(run)?);
+        Ok(())
+    }
+
+    /// Gives a helper its order.
+    pub(super) async fn prepare(&mut self, order: &Order) -> Result<(), Error> {
+        self.take_name(&order.spec.run)?;
+        let name = format!("{}-{}", name_of(&order.spec.run), order.stamp.owner.to_file_name());
+        let task = task(order, &name)?;
+        self.cgroup.clone_from(&task.cgroup);
+        self.helper = Some(Helper::start(&self.settings.program, &task).await?);
+        Ok(())
+    }
+
+    pub(super) async fn start(&mut self) -> Result<Started, Error> {
+        let helper = self.helper.as_mut().expect("it has its order");
+        match helper.event().await? {
+            Event::Started => Ok(Started::Running),
+            Event::NotStarted { exit_code, message } => Ok(Started::Not { exit_code, message }),
+            event => Err(lost(event)),
+        }
+    }
+
+    /// Follows what was started to its end. From `until` on it is told to end, and has `grace` for it.
+    pub(super) async fn watch<W: AsyncWrite + Unpin>(
+        &mut self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+        grace: Duration,
+    ) -> Result<Ended, Error> {
+        let helper = self.helper.as_mut().expect("it was started");
+        helper.watch(output, until, grace).await
+    }
+
+    pub(super) async fn remove(self) {
+        if let Some(helper) = self.helper {
+            helper.end().await;
+        }
+        if let Some(cgroup) = self.cgroup.as_deref() {
+            tidy_up(cgroup).await;
+        }
+    }
 }
 
 /// A run's claim to be the only one of its name on this machine. The kernel forgets it with this process.
@@ -203,7 +219,7 @@ impl Helper {
                 Ok(Ended { exit_code: Some(exit_code), cause, oom_killed, ..Ended::default() })
             }
             Event::Lost if cause.is_some() => Ok(Ended { cause, ..Ended::default() }),
-            event => lost(event),
+            event => Err(lost(event)),
         }
     }
 
@@ -242,12 +258,12 @@ async fn signal(signals: &mut OwnedWriteHalf, signal: Signal) {
     }
 }
 
-fn lost(event: Event) -> Result<Ended, Error> {
+fn lost(event: Event) -> Error {
     let why = match event {
         Event::Failed { message } => message,
         _ => "the process that made it is gone".to_owned(),
     };
-    Err(Error::Embedded(why))
+    Error::Embedded(why)
 }
 
 async fn pump<W: AsyncWrite + Unpin>(

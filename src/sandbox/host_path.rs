@@ -25,7 +25,7 @@ pub fn check(spec: &RunSpec, roots: &[PathBuf]) -> Result<(), Error> {
         judge(path, roots, user).map_err(|why| wrong(path, why))?;
     }
     let workspace = match &spec.workspace {
-        Workspace::None => None,
+        Workspace::None | Workspace::Fresh => None,
         Workspace::Directory { path, access } => Some((path, *access)),
     };
     let mounts = spec.mounts.iter().map(|mount| (&mount.source, mount.access));

@@ -25,7 +25,7 @@ pub struct RunSpec {
     /// Made by the host.
     pub run: String,
     pub root: Root,
-    /// Executed as it stands, without a shell.
+    /// Executed as it stands, without a shell. A slot has none, and is told in its [`claim`](RunSpec::claim).
     pub argv: Vec<String>,
     /// Wins over what every agent is given.
     pub env: BTreeMap<String, String>,
@@ -90,6 +90,9 @@ pub enum Workspace {
     /// An empty directory in memory, gone with the sandbox.
     #[default]
     None,
+    /// An empty directory of this machine, made by the runner, and gone with the run: its host may put something in
+    /// before the start, and take something out of it meanwhile.
+    Fresh,
     /// A directory of this machine.
     Directory { path: PathBuf, access: Access },
 }
@@ -219,6 +222,9 @@ pub const SECCOMP: &str = include_str!("../../config/seccomp.json");
 
 /// Where the run's socket is found in a sandbox. Not below `/run`: a tmpfs would hide it.
 pub const SOCKET_DIR: &str = "/llm-sock";
+
+/// The socket beside the run's on which a slot waits for its claim. It is gone before anything is started.
+pub const SLOT: &str = "slot";
 
 /// The file beside the socket that is a sandbox's `/etc/hosts`. Where nothing says what `localhost` is, only those find
 /// the gateway who know by themselves: curl does, Node and everyone who asks libc do not.

@@ -114,7 +114,7 @@ impl Extractor {
 
 fn read_only(workspace: &Workspace) -> Workspace {
     match workspace {
-        Workspace::None => Workspace::None,
+        Workspace::None | Workspace::Fresh => Workspace::None,
         Workspace::Directory { path, .. } => {
             Workspace::Directory { path: path.clone(), access: Access::ReadOnly }
         }

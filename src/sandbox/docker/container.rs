@@ -25,7 +25,7 @@ pub(super) struct Container {
 }
 
 /// What became of a start.
-pub(super) enum Started {
+pub(super) enum Outcome {
     Running(Running),
     /// The program is not there, or is none: what a shell says with these exit codes.
     Not {
@@ -50,21 +50,21 @@ impl Container {
     }
 
     /// Attaches first, so that the first line is not missed.
-    pub(super) async fn start(self) -> Result<Started, Error> {
+    pub(super) async fn start(self) -> Result<Outcome, Error> {
         let engine = |doing| move |source| Error::Engine { doing, source };
         let options =
             AttachContainerOptionsBuilder::default().stream(true).stdout(true).stderr(true).build();
         let attached = self.client.attach_container(&self.id, Some(options)).await;
         let attached = attached.map_err(engine("attach to the container"))?;
         match self.client.start_container(&self.id, None::<StartContainerOptions>).await {
-            Ok(()) => Ok(Started::Running(Running { container: self, frames: attached.output })),
+            Ok(()) => Ok(Outcome::Running(Running { container: self, frames: attached.output })),
             Err(source) => {
                 let code = self.state().await.ok().and_then(|state| state.exit_code);
                 match (code, source) {
                     (
                         Some(exit_code @ (CANNOT_EXECUTE | NOT_FOUND)),
                         EngineError::DockerResponseServerError { message, .. },
-                    ) => Ok(Started::Not { exit_code, message }),
+                    ) => Ok(Outcome::Not { exit_code, message }),
                     (_, source) => Err(engine("start the container")(source)),
                 }
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Access, HOSTS, Mount, Root, RunSpec, SOCKET_DIR, WORKSPACE, Workspace};
+use super::{Access, HOSTS, Mount, Root, RunSpec, SLOT, SOCKET_DIR, WORKSPACE, Workspace};
 
 /// A directory in memory.
 pub(super) struct Memory {
@@ -18,20 +18,50 @@ impl RunSpec {
     pub(super) fn command(&self) -> Vec<String> {
         let mut command = vec![];
         if self.init.is_some() {
-            // It ends the agent by itself when its runner cannot, and so a little later than its runner would.
-            let watchdog = (self.limits.max_runtime + WATCHDOG_DELAY).as_secs();
-            command.extend([
-                INIT.to_owned(),
-                "--max-runtime".to_owned(),
-                format!("{watchdog}s"),
-                "--".to_owned(),
-            ]);
+            command.push(INIT.to_owned());
+            if self.is_slot() {
+                command.extend(["--slot".to_owned(), format!("{SOCKET_DIR}/{SLOT}")]);
+            } else {
+                command.extend(self.watchdog());
+                command.push("--".to_owned());
+            }
         }
         command.extend_from_slice(&self.argv);
         command
     }
 
+    /// What a slot is told to be this run's, in the words of its first process: what that would have been started with.
+    pub fn claim(&self) -> Vec<u8> {
+        let mut arguments = self.watchdog().to_vec();
+        for (name, value) in self.environment() {
+            arguments.extend(["--env".to_owned(), format!("{name}={value}")]);
+        }
+        arguments.push("--".to_owned());
+        arguments.extend_from_slice(&self.argv);
+        let text: Vec<u8> = arguments
+            .into_iter()
+            .flat_map(|argument| argument.into_bytes().into_iter().chain([0]))
+            .collect();
+        // One that is too long for this is refused at the other end, by what it says of itself.
+        let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        [&length.to_be_bytes()[..], &text].concat()
+    }
+
+    /// Whether it is started ahead, for a run that is not known yet.
+    fn is_slot(&self) -> bool {
+        self.argv.is_empty()
+    }
+
+    /// It ends the agent by itself when its runner cannot, and so a little later than its runner would.
+    fn watchdog(&self) -> [String; 2] {
+        let after = (self.limits.max_runtime + WATCHDOG_DELAY).as_secs();
+        ["--max-runtime".to_owned(), format!("{after}s")]
+    }
+
     pub(super) fn environment(&self) -> BTreeMap<String, String> {
+        if self.is_slot() {
+            return BTreeMap::new();
+        }
         let given = AGENT_ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let mut environment: BTreeMap<_, _> = given.collect();
         environment.insert("RUN_ID".to_owned(), self.run.clone());
