@@ -203,7 +203,7 @@ impl Pool {
         };
         let spent = mem::take(&mut *lock(&self.spent));
         for Ready { slot, directory, .. } in bad.into_iter().chain(spent) {
-            Box::pin(slot.remove()).await;
+            slot.remove().await;
             drop(directory);
         }
     }

@@ -73,7 +73,7 @@ impl Slot {
 
     pub async fn remove(self) {
         drop(self.host);
-        self.sandbox.remove().await;
+        Box::pin(self.sandbox.remove()).await;
     }
 }
 

@@ -4,6 +4,7 @@ mod bridge;
 mod filter;
 mod options;
 mod processes;
+mod slot;
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
@@ -78,7 +79,12 @@ impl Sandbox {
 
 impl Ended {
     fn of(command: &mut Command) -> Self {
-        let Output { status, stdout, stderr } = command.output().unwrap();
+        command.output().unwrap().into()
+    }
+}
+
+impl From<Output> for Ended {
+    fn from(Output { status, stdout, stderr }: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
     }

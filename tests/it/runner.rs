@@ -13,6 +13,7 @@ mod proxy;
 mod repository;
 mod restart;
 mod sandboxed;
+mod slots;
 
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;

@@ -50,6 +50,8 @@ fn help_and_version_are_printed() {
       --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
       --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
       --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
+      --env NAME=VALUE       a variable for the agent; it wins over one of our own
+      --slot PATH            connect to this socket instead, and wait there to be told these options and the program
       --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
       --help                 print this
       --version              print the version

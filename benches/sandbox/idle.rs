@@ -1,0 +1,51 @@
+//! What a sandbox that waits takes of memory: its first process, and the one that this machine needs beside it.
+
+use std::fs;
+
+use super::{Subject, Way};
+
+pub(super) fn print(subjects: &[Subject]) {
+    println!("\nKiB of one that waits: resident, and its share of what others have too");
+    for Subject { name, way, .. } in subjects {
+        let Ok(Way::Ours(ours)) = way else { continue };
+        if !ours.is_warm() {
+            continue;
+        }
+        ours.until_ready();
+        let pattern = if name.contains("docker") { "containerd-shim" } else { "cogni-sandbox" };
+        let Some((init, maker)) = waiting(pattern) else {
+            println!("{name:18} not found");
+            continue;
+        };
+        let [own, other] = [init, maker].map(|pid| memory(&pid));
+        println!(
+            "{name:18} first process {:>6} {:>6}   {pattern} {:>6} {:>6}",
+            own.0, own.1, other.0, other.1
+        );
+    }
+}
+
+/// The pids of a slot's first process and of its parent, of which this is the name.
+fn waiting(parent_is: &str) -> Option<(String, String)> {
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
+    pids.filter(|pid| line(pid).starts_with("/cogni-init\0--slot\0")).find_map(|pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:\t"))?.to_owned();
+        line(&parent).contains(parent_is).then_some((pid, parent))
+    })
+}
+
+fn line(pid: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
+}
+
+/// Resident, and proportional.
+fn memory(pid: &str) -> (u64, u64) {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse().unwrap())
+    };
+    (field("Rss:"), field("Pss:"))
+}

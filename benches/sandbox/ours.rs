@@ -1,0 +1,182 @@
+//! Our own sandboxes, made in this process as a server would make them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cogni_gateway::config::Config;
+use cogni_gateway::observe::access_log::Destination;
+use cogni_gateway::runner::slots::{Pool, Stock};
+use cogni_gateway::runner::{Order, Prepared, RunResult};
+use cogni_gateway::sandbox::docker::Docker;
+use cogni_gateway::sandbox::embedded::Settings;
+use cogni_gateway::sandbox::spec::{Limits, Root, Workspace};
+use cogni_gateway::sandbox::{Driver, RunSpec};
+use futures_util::stream::{self, StreamExt};
+use tokio::io::AsyncWrite;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::Took;
+use super::others::{IMAGE, PROGRAM};
+
+/// A driver, and what it makes sandboxes of.
+#[derive(Clone)]
+pub(super) struct Kind {
+    driver: Driver,
+    root: Root,
+}
+
+pub(super) struct Ours {
+    order: Order,
+    warm: Option<Warm>,
+}
+
+struct Warm {
+    pool: Arc<Pool>,
+    stop: CancellationToken,
+    keeping: JoinHandle<()>,
+}
+
+pub(super) fn embedded() -> Kind {
+    let program = env!("CARGO_BIN_EXE_cogni-gateway").into();
+    let settings = Settings { program, may_be_unlimited: true };
+    Kind { driver: Driver::Embedded(settings), root: Root::Host }
+}
+
+pub(super) fn docker() -> Result<Kind, String> {
+    let socket = PathBuf::from("/var/run/docker.sock");
+    let image =
+        Handle::current().block_on(async { Docker::connect(&socket).await?.image_id(IMAGE).await });
+    image.map_err(|error| error.to_string())?;
+    init().ok_or("there is no static cogni-init; `docker/init` makes it")?;
+    Ok(Kind { driver: Driver::Docker { socket }, root: Root::Image(IMAGE.to_owned()) })
+}
+
+fn init() -> Option<PathBuf> {
+    let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/docker/cogni-init");
+    init.exists().then_some(init)
+}
+
+impl Ours {
+    pub(super) fn new(Kind { driver, root }: Kind, path: &Path, is_warm: bool) -> Self {
+        let mut config = Config::default();
+        "acct-bench".clone_into(&mut config.identity.account);
+        config.upstream.url = "127.0.0.1:9".parse().unwrap();
+        config.access_log = Destination::Off;
+        let spec = RunSpec {
+            run: String::new(),
+            root,
+            argv: PROGRAM.map(str::to_owned).into(),
+            env: [].into(),
+            limits: Limits::default(),
+            workspace: Workspace::None,
+            mounts: vec![],
+            volumes: vec![],
+            socket_dir: PathBuf::new(),
+            // Any will do among this machine's own libraries.
+            init: Some(init().unwrap_or_else(|| env!("CARGO_BIN_EXE_cogni-init").into())),
+        };
+        let run_dir = path.join("r");
+        let grace = Duration::from_secs(1);
+        let order = Order { config, spec, roots: vec![], run_dir, driver, grace };
+        let warm = is_warm.then(|| Warm::keep(&order));
+        Self { order, warm }
+    }
+
+    pub(super) fn is_warm(&self) -> bool {
+        self.warm.is_some()
+    }
+
+    /// A slot is ready before the clock starts.
+    pub(super) fn once(&self) -> Took {
+        if let Some(warm) = &self.warm {
+            warm.until_ready();
+        }
+        Handle::current().block_on(self.run())
+    }
+
+    pub(super) fn many(&self, parallel: usize, runs: usize) {
+        let all = stream::iter(0..runs).map(|_| self.run()).buffer_unordered(parallel);
+        Handle::current().block_on(all.for_each(|_| async {}));
+    }
+
+    pub(super) fn end(self) {
+        if let Some(Warm { stop, keeping, .. }) = self.warm {
+            stop.cancel();
+            Handle::current().block_on(keeping).unwrap();
+        }
+    }
+
+    pub(super) fn until_ready(&self) {
+        if let Some(warm) = &self.warm {
+            warm.until_ready();
+        }
+    }
+
+    async fn run(&self) -> Took {
+        static RUN: AtomicUsize = AtomicUsize::new(0);
+        let mut order = self.order.clone();
+        order.config.identity.run = format!("bench-{}", RUN.fetch_add(1, Ordering::Relaxed));
+        let begun = Instant::now();
+        let prepared = match &self.warm {
+            Some(warm) => warm.pool.claim(order).unwrap(),
+            None => Prepared::new(order).unwrap(),
+        };
+        let mut first = First(None);
+        let result = Box::pin(prepared.run(CancellationToken::new(), &mut first)).await;
+        let whole = begun.elapsed();
+        check(&result);
+        Took { first: first.0.unwrap() - begun, whole }
+    }
+}
+
+fn check(result: &RunResult) {
+    assert_eq!((result.ok, &*result.stdout), (true, "up\n"), "{result:?}");
+}
+
+impl Warm {
+    fn keep(order: &Order) -> Self {
+        let stock = Stock { count: 1, max_age: Duration::from_hours(1) };
+        let (pool, stop) = (Arc::new(Pool::new(order, stock).unwrap()), CancellationToken::new());
+        let keeping = tokio::spawn({
+            let (pool, stop) = (Arc::clone(&pool), stop.clone());
+            async move { pool.keep(stop).await }
+        });
+        Self { pool, stop, keeping }
+    }
+
+    fn until_ready(&self) {
+        while self.pool.ready() == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// When the first byte has come.
+struct First(Option<Instant>);
+
+impl AsyncWrite for First {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.0.get_or_insert_with(Instant::now);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

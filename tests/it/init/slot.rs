@@ -1,0 +1,108 @@
+//! R7: a sandbox that waits for its claim, and what it takes for one.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+
+use super::{Ended, PROGRAM, Sandbox};
+
+/// R7: what it is told stands for its command line, and its own variables stay unless it is told others.
+#[test]
+fn a_claim_is_the_command_line() {
+    let sandbox = Sandbox::new();
+    let (slot, mut host) = wait(&sandbox);
+    let (socket, address) = (sandbox.path("llm.sock"), sandbox.address.to_string());
+    let script = "echo $OWN $GIVEN \"$0\" \"$1\"; ls /proc/self/fd | wc -l";
+    host.write_all(&claim(&[
+        "--socket",
+        &socket,
+        "--listen",
+        &address,
+        "--env",
+        "GIVEN=given",
+        "--",
+        "sh",
+        "-c",
+        script,
+        "",
+        "a b",
+    ]))
+    .unwrap();
+    let mut answer = vec![];
+    host.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, [0]);
+    let ended = finish(slot);
+    // Nothing of the claim's connection is left open.
+    let files = sandbox.script(&[], "ls /proc/self/fd | wc -l").stdout;
+    assert_eq!((ended.code, ended.stdout), (Some(0), format!("own given  a b\n{files}")));
+}
+
+/// R7: whoever ends in the middle starts nothing.
+#[test]
+fn nothing_is_started_of_a_claim_that_is_cut_or_makes_no_sense() {
+    let sandbox = Sandbox::new();
+    let whole = claim(&["--", "sh", "-c", "echo started"]);
+    let mut said = vec![];
+    for bytes in [
+        &whole[..0],
+        &whole[..3],
+        &whole[..whole.len() - 1],
+        &[&whole[..], b"more"].concat(),
+        &[255, 255, 255, 255],
+        &[0, 0, 0, 0],
+        &claim(&["--"]),
+        &claim(&["--slot", "/again"]),
+        &claim(&["--env", "=x", "true"]),
+    ] {
+        let (slot, mut host) = wait(&sandbox);
+        host.write_all(bytes).unwrap();
+        host.shutdown(Shutdown::Write).unwrap();
+        let ended = finish(slot);
+        assert_eq!(ended.stdout, "");
+        said.push(format!("{} {}", ended.code.unwrap(), ended.stderr));
+    }
+    insta::assert_snapshot!(said.concat(), @r"
+    69 cogni-init: whoever has started it is gone, and it was never claimed
+    69 cogni-init: whoever has started it is gone, and it was never claimed
+    69 cogni-init: whoever has started it is gone, and it was never claimed
+    125 cogni-init: cannot take the claim: it is too long
+    125 cogni-init: cannot take the claim: it is too long
+    125 cogni-init: cannot take the claim: it does not end
+    125 cogni-init: cannot take the claim: there is no program to start; give one, with its arguments, after `--`
+    125 cogni-init: cannot take the claim: it has no program
+    125 cogni-init: cannot take the claim: `--env` is `=x`; give NAME=VALUE
+    ");
+}
+
+/// R7: nobody has to wait for the end of a slot.
+#[test]
+fn a_slot_ends_when_it_is_told_to() {
+    let (slot, _host) = wait(&Sandbox::new());
+    assert!(
+        Command::new("kill").args(["-TERM", &slot.id().to_string()]).status().unwrap().success()
+    );
+    assert_eq!(finish(slot).code, Some(143));
+}
+
+/// One that has connected.
+fn wait(sandbox: &Sandbox) -> (Child, UnixStream) {
+    let path = sandbox.path("slot");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["--slot", &path]).env("OWN", "own").env("GIVEN", "own");
+    let slot = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (host, _) = listener.accept().unwrap();
+    std::fs::remove_file(path).unwrap();
+    (slot, host)
+}
+
+fn claim(arguments: &[&str]) -> Vec<u8> {
+    let text: String = arguments.iter().flat_map(|argument| [*argument, "\0"]).collect();
+    let length = u32::try_from(text.len()).unwrap();
+    [&length.to_be_bytes(), text.as_bytes()].concat()
+}
+
+fn finish(slot: Child) -> Ended {
+    slot.wait_with_output().unwrap().into()
+}
