@@ -111,7 +111,12 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         socket_dir: sock,
         init: None,
     };
-    let place = Place { root, programs, cgroup: Some(PathBuf::from("/cogni-bench-runc")) };
+    let place = Place {
+        root,
+        programs,
+        cgroup: Some(PathBuf::from("/cogni-bench-runc")),
+        is_rootless: false,
+    };
     let mut config = serde_json::to_value(oci::config(&spec, &place)).unwrap();
     // A network of its own is what ours has too; here the runtime makes it.
     for namespace in config["linux"]["namespaces"].as_array_mut().unwrap() {

@@ -85,7 +85,17 @@ impl Ours {
         };
         let run_dir = path.join("r");
         let grace = Duration::from_secs(1);
-        let order = Order { config, spec, roots: vec![], run_dir, driver, grace };
+        let order = Order {
+            config,
+            spec,
+            agent: None,
+            target: None,
+            roots: vec![],
+            run_dir,
+            driver,
+            proxy: None,
+            grace,
+        };
         let warm = is_warm.then(|| Warm::keep(&order));
         Self { order, warm }
     }

@@ -71,6 +71,7 @@ struct Kind {
 }
 
 struct Ready {
+    id: String,
     slot: Slot,
     directory: Directory,
     workspace: Workspace,
@@ -115,6 +116,7 @@ impl Pool {
         self.changed.notify_one();
         match self.bind(&order.config, order.spec, &ready) {
             Ok(Bound { app, policy, spec, stamp, name }) => {
+                tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 let directory = ready.directory.path().to_owned();
                 let sandbox = ready.slot.claim(&spec, order.grace);
                 Ok(Prepared {
@@ -149,7 +151,7 @@ impl Pool {
         Ok(Bound { app: App::build(config)?, policy, spec, stamp, name })
     }
 
-    /// Keeps the stock until `stop`, and then takes away what is left of it.
+    /// Keeps the stock until `stop`, which is the way to end it, and then takes away what is left of it.
     pub async fn keep(&self, stop: CancellationToken) {
         let mut pause = FIRST_PAUSE;
         while !stop.is_cancelled() {
@@ -223,7 +225,7 @@ impl Pool {
         let deadline = SystemTime::now() + self.stock.max_age + limits.max_runtime;
         let order = sandbox::Order {
             spec: RunSpec {
-                run: id,
+                run: id.clone(),
                 root: root.clone(),
                 argv: vec![],
                 env: [].into(),
@@ -239,8 +241,8 @@ impl Pool {
             grace: Duration::ZERO,
         };
         let slot = Slot::start(driver, order, stop.cancelled()).await?;
-        tracing::debug!(directory = %directory.path().display(), "a slot is ready");
-        Ok(Ready { slot, directory, workspace, born: Instant::now() })
+        tracing::debug!(slot = id, "a slot is ready");
+        Ok(Ready { id, slot, directory, workspace, born: Instant::now() })
     }
 }
 

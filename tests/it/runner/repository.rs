@@ -32,7 +32,7 @@ async fn a_runs_commits_reach_a_pull_request() {
         second.json["relay"]["head"],
         forge::git(&place.forge.bare(), &["rev-parse", "sandbox/task-9"])
     );
-    place.assert_no_token([&first, &second]);
+    assert_no_token([&first, &second]);
 }
 
 /// L5: what is not welcome stays here, whole, with the line that brings it into a clone.
@@ -110,11 +110,11 @@ impl Place {
         self.runner.assert_nothing_is_left(json["run_id"].as_str().unwrap());
         Result { status: output.status.code().unwrap(), json, shown }
     }
+}
 
-    /// L6: the token is in nothing that is told.
-    fn assert_no_token<'a>(&self, results: impl IntoIterator<Item = &'a Result>) {
-        for Result { json, shown, .. } in results {
-            assert!(!json.to_string().contains(TOKEN) && !shown.contains(TOKEN), "{json}\n{shown}");
-        }
+/// L6: the token is in nothing that is told.
+fn assert_no_token<'a>(results: impl IntoIterator<Item = &'a Result>) {
+    for Result { json, shown, .. } in results {
+        assert!(!json.to_string().contains(TOKEN) && !shown.contains(TOKEN), "{json}\n{shown}");
     }
 }

@@ -42,7 +42,7 @@ async fn a_claimed_slot_runs_the_program_as_any_other_sandbox_would() {
         };
         let cold = run(Prepared::new(order("run-cold")).unwrap()).await;
         let kept = place.keep(1);
-        let claimed = run(kept.claim(order("run-slot"))).await;
+        let claimed = run(kept.claim(&order("run-slot"))).await;
         kept.stop().await;
         let expected = serde_json::to_string(&cold).unwrap().replace("run-cold", "run-slot");
         assert_eq!(claimed, serde_json::from_str::<Value>(&expected).unwrap());
@@ -72,11 +72,11 @@ async fn each_slot_is_claimed_once() {
         let variables = String::from_utf8(variables).unwrap();
         assert!(!variables.contains("RUN_ID") && !variables.contains("LITELLM"), "{variables}");
 
-        let (one, other) = (kept.claim(fresh("run-1")), kept.claim(fresh("run-2")));
+        let (one, other) = (kept.claim(&fresh("run-1")), kept.claim(&fresh("run-2")));
         fs::write(one.workspace().unwrap().join("of-one"), "").unwrap();
         assert_ne!(one.workspace(), other.workspace());
         let (one, other) = tokio::join!(run(one), run(other));
-        let third = run(kept.claim(fresh("run-3"))).await;
+        let third = run(kept.claim(&fresh("run-3"))).await;
         let found = [one, other, third].map(|result| result["stdout"].clone());
         assert_eq!(found, ["of-one\n", "", ""]);
         kept.stop().await;
@@ -98,7 +98,7 @@ async fn a_slot_that_dies_while_it_waits_is_replaced() {
             !waiting.is_empty() && waiting.iter().all(|pid| !dead.contains(pid))
         };
         patience(is_replaced, || "there is no other slot".to_owned());
-        let result = run(kept.claim(place.order("run-after", &["true"]))).await;
+        let result = run(kept.claim(&place.order("run-after", &["true"]))).await;
         assert_eq!(result["ok"], json!(true), "{result}");
         kept.stop().await;
     }
@@ -115,7 +115,7 @@ async fn a_slot_ends_at_the_deadline_of_its_run() {
             spec: RunSpec { limits, ..place.spec(&forever) },
             ..place.order("run-late", &forever)
         };
-        let result = run(kept.claim(order)).await;
+        let result = run(kept.claim(&order)).await;
         assert_eq!(result["error_code"], "timeout", "{result}");
         kept.stop().await;
     }
@@ -176,7 +176,7 @@ async fn nothing_gets_out_of_a_claimed_slot() {
         ..place.order("run-escape", &argv)
     };
     let kept = place.keep_for(&order, 1);
-    let prepared = kept.claim(order);
+    let prepared = kept.claim(&order);
     let program = prepared.workspace().unwrap().join("escape");
     fs::copy(probe, &program).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
@@ -283,6 +283,9 @@ impl Place {
         run.clone_into(&mut config.identity.run);
         config.audit.path = None;
         Order {
+            agent: None,
+            target: None,
+            proxy: None,
             config,
             spec: self.spec(argv),
             roots: vec![self.path()],
@@ -346,7 +349,7 @@ impl Kept<'_> {
     }
 
     /// As soon as there is one.
-    fn claim(&self, order: Order) -> Prepared {
+    fn claim(&self, order: &Order) -> Prepared {
         let mut claimed = None;
         let is_claimed = || {
             claimed = match self.pool.claim(order.clone()) {
@@ -371,7 +374,7 @@ impl Kept<'_> {
 /// The result, as its host reads it, without its timings.
 fn run(prepared: Prepared) -> Pin<Box<dyn Future<Output = Value>>> {
     Box::pin(async {
-        let result = prepared.run(CancellationToken::new(), tokio::io::sink()).await;
+        let result = Box::pin(prepared.run(CancellationToken::new(), tokio::io::sink())).await;
         let mut result = serde_json::to_value(&result).unwrap();
         result.as_object_mut().unwrap().remove("timings").unwrap();
         result
