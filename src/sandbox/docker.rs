@@ -149,19 +149,23 @@ impl Docker {
         body: ContainerCreateBody,
         stamp: &Stamp,
     ) -> Result<Container, Error> {
-        let mut is_taken = false;
+        let mut tries = 0;
         loop {
+            tries += 1;
             let options = CreateContainerOptionsBuilder::default().name(name).build();
             match self.client.create_container(Some(options), body.clone()).await {
                 Ok(created) => return Ok(Container::new(self.client.clone(), created.id)),
                 Err(error) if is_status(&error, CONFLICT) => {
                     let left = self.find(name, stamp, |owner| owner.state() == State::Dead).await;
-                    let Some(left) = left.filter(|_| !is_taken) else {
-                        let run = body.labels.and_then(|mut labels| labels.remove(RUN_LABEL));
-                        return Err(Error::Taken(run.unwrap_or_default()));
-                    };
-                    self.remove(&left).await?;
-                    is_taken = true;
+                    match left.filter(|_| tries < CREATIONS) {
+                        Some(left) => self.remove(&left).await?,
+                        // A sweep, which begins with every run, was quicker.
+                        None if tries < CREATIONS && self.is_gone(name).await => (),
+                        None => {
+                            let run = body.labels.and_then(|mut labels| labels.remove(RUN_LABEL));
+                            return Err(Error::Taken(run.unwrap_or_default()));
+                        }
+                    }
                 }
                 Err(source) => return Err(Error::Engine { doing: "create the container", source }),
             }
@@ -180,6 +184,12 @@ impl Docker {
         let is_ours = labels.get(DIR_LABEL).is_some_and(|dir| Path::new(dir) == stamp.run_dir);
         let owner = Owner::parse(labels.get(OWNER_LABEL)?)?;
         found.id.filter(|_| is_ours && is_it(&owner))
+    }
+
+    /// Whether there is no container of this name any more.
+    async fn is_gone(&self, name: &str) -> bool {
+        let found = timeout(ANSWER, self.client.inspect_container(name, None)).await;
+        matches!(found, Ok(Err(error)) if is_status(&error, NOT_FOUND))
     }
 
     /// What an engine has made although nobody waited for its answer. One that was cut off in the middle gets some
@@ -297,6 +307,9 @@ const REMOVAL: Duration = Duration::from_secs(20);
 
 /// From our giving up on an answer to the container that it was about.
 const LATE: Duration = Duration::from_secs(3);
+
+/// How often a container is created, where somebody else's stands in the way and then does not.
+const CREATIONS: u32 = 4;
 
 const PAUSE: Duration = Duration::from_millis(200);
 

@@ -1,6 +1,6 @@
 //! R7: slots that are started ahead, claimed once, and gone with their run; by both drivers.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::{SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -131,6 +131,7 @@ fn a_run_that_a_slot_is_not_for_is_told_why() {
     let spec = || usual.spec.clone();
     let tools =
         Mount { source: place.path(), target: "/opt/tools".into(), access: Access::ReadOnly };
+    fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
     let directory = Workspace::Directory { path: place.path(), access: Access::ReadWrite };
     let told = [
         spec(),
