@@ -180,7 +180,7 @@ async fn nothing_gets_out_of_a_claimed_slot() {
     let prepared = kept.claim(&order);
     let program = prepared.workspace().unwrap().join("escape");
     fs::copy(probe, &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let result = run(prepared).await;
     kept.stop().await;
     let stdout = result["stdout"].as_str().unwrap();
