@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use cogni_gateway::body::field::{self, Rule};
-use cogni_gateway::body::{Call, Policy, Reader, UnknownFields, What, admit};
+use cogni_gateway::body::{Call, Change, Policy, Reader, UnknownFields, What, admit};
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::Route;
 use serde_json::{Map, Value, json};
@@ -17,8 +17,10 @@ pub(crate) fn check(route: Route, size: usize, body: &[u8]) {
             call.limit_output(limit);
         }
         let dropped = call.changes.iter().filter(|change| change.what == What::Dropped).count();
-        let is_hidden =
-            call.stream && call.changes.iter().any(|change| change.field == "stream_options");
+        // Where a protocol knows no such field, it is dropped, and nothing is hidden.
+        let is_asked_for =
+            |change: &Change| change.field == "stream_options" && change.what != What::Dropped;
+        let is_hidden = call.stream && call.changes.iter().any(is_asked_for);
         let sent = text(call);
         // A number may be too large for `serde_json`; then there is nothing to compare with.
         let Ok(Value::Object(before)) = serde_json::from_slice(body) else { continue };
