@@ -3,6 +3,7 @@
 //! **Invariant:** nothing here knows what a run is.
 
 pub mod b64;
+pub mod db;
 pub mod drain;
 pub mod gate;
 pub mod hex;

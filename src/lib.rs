@@ -1,7 +1,8 @@
 //! One way out for untrusted agents: a programmable LLM gateway on a unix socket per run.
 //!
 //! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
-//! says, and [`admin`] lets an operator change; [`runner`] puts a [`sandbox`] at its other end, and a
+//! says, and [`admin`] lets an operator change; [`api`] is the service's face, [`supervisor`] its runs, which [`grant`]s
+//! allow, the [`journal`] remembers and [`billing`] charges for; [`runner`] puts a [`sandbox`] at its other end, and a
 //! [`relay`] brings its commits out. [`gateway`]
 //! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
 //! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
@@ -10,9 +11,11 @@
 
 pub mod admin;
 pub mod agent;
+pub mod api;
 pub mod app;
 pub mod audit;
 pub mod base;
+pub mod billing;
 pub mod body;
 pub mod budget;
 pub mod catalog;
@@ -20,7 +23,9 @@ pub mod cli;
 pub mod config;
 pub mod forge;
 pub mod gateway;
+pub mod grant;
 pub mod init;
+pub mod journal;
 #[cfg(doc)]
 pub mod manual;
 pub mod observe;
@@ -31,4 +36,5 @@ pub mod run;
 pub mod runner;
 pub mod sandbox;
 pub mod stream;
+pub mod supervisor;
 pub mod upstream;

@@ -15,6 +15,7 @@ mod body;
 mod budget;
 mod cli;
 mod config;
+mod db;
 mod doctor;
 mod dropin;
 mod embedded;

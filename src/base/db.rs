@@ -1,0 +1,230 @@
+//! A SQLite file that many tasks of one process write to, and other processes too: opened for us alone, brought to
+//! this version's tables, and written by one thread, which commits together what has come together.
+//!
+//! **Invariant:** what a call has written is there after a power cut, or the call says that it failed.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use tokio::sync::{mpsc, oneshot};
+
+/// A handle to an open file. Clones share the connections.
+#[derive(Clone, Debug)]
+pub struct Database {
+    writer: mpsc::Sender<Job>,
+    reader: Arc<Mutex<Connection>>,
+}
+
+/// The tables of one room. Each step brings them from the version that is its index to the next; what was published
+/// never changes.
+#[derive(Clone, Copy, Debug)]
+pub struct Schema {
+    pub room: &'static str,
+    pub steps: &'static [&'static str],
+}
+
+/// Why a file cannot be read or written.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot use `{}`: {source}", path.display())]
+    File { path: PathBuf, source: Arc<io::Error> },
+    #[error("the database cannot be read or written: {0}")]
+    Sqlite(Arc<rusqlite::Error>),
+    #[error(
+        "the tables of `{room}` are of a later version ({found}; this program knows {known}); use a newer program"
+    )]
+    Later { room: &'static str, found: usize, known: usize },
+    #[error("the database is closed: its thread has ended")]
+    Closed,
+}
+
+/// What is done in a transaction; it returns what to do once that is on disk, or is not.
+type Job = Box<dyn FnOnce(&Transaction<'_>) -> Answer + Send>;
+type Answer = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+impl Database {
+    /// Opens a file, or makes it. Blocks.
+    ///
+    /// # Errors
+    /// The file cannot be used, or a later version has written it.
+    pub fn open(path: &Path, schemas: &[Schema]) -> Result<Self, Error> {
+        create(path)
+            .map_err(|source| Error::File { path: path.to_owned(), source: source.into() })?;
+        let mut connection = connect(path)?;
+        for schema in schemas {
+            migrate(&mut connection, schema)?;
+        }
+        let reader = connect(path)?;
+        reader.pragma_update(None, "query_only", "ON")?;
+        let (writer, jobs) = mpsc::channel(QUEUE);
+        let thread = thread::Builder::new().name("database".to_owned());
+        thread
+            .spawn(move || write_all(connection, jobs))
+            .map_err(|source| Error::File { path: path.to_owned(), source: source.into() })?;
+        Ok(Self { writer, reader: Arc::new(Mutex::new(reader)) })
+    }
+
+    /// Writes, and returns when that is on disk. Where `work` fails, nothing of it is.
+    ///
+    /// # Errors
+    /// What went wrong in `work`, or with the disk.
+    pub async fn write<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let (job, answer) = job(work);
+        self.writer.send(job).await.map_err(|_| Error::Closed)?;
+        answer.await.map_err(|_| Error::Closed)?
+    }
+
+    /// As [`write`](Self::write), for a thread that may wait and has no runtime.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_blocking<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let (job, answer) = job(work);
+        self.writer.blocking_send(job).map_err(|_| Error::Closed)?;
+        answer.blocking_recv().map_err(|_| Error::Closed)?
+    }
+
+    /// Reads what is committed.
+    ///
+    /// # Errors
+    /// What went wrong in `work`.
+    pub async fn read<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let database = self.clone();
+        let read = tokio::task::spawn_blocking(move || database.read_blocking(work));
+        read.await.map_err(|_| Error::Closed)?
+    }
+
+    /// As [`read`](Self::read), for a thread that may wait.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_blocking<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(work(&reader)?)
+    }
+}
+
+impl From<rusqlite::Error> for Error {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(Arc::new(error))
+    }
+}
+
+fn job<T: Send + 'static>(
+    work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+) -> (Job, oneshot::Receiver<Result<T, Error>>) {
+    let (sender, receiver) = oneshot::channel();
+    let job = move |batch: &Transaction<'_>| -> Answer {
+        let done = apart(batch, work);
+        Box::new(move |committed| {
+            let _nobody_waits = sender.send(committed.and(done));
+        })
+    };
+    (Box::new(job), receiver)
+}
+
+/// One job of a batch, which takes nothing of the others back when it fails.
+fn apart<T>(
+    batch: &Transaction<'_>,
+    work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+) -> Result<T, Error> {
+    batch.execute_batch("SAVEPOINT job")?;
+    let done = work(batch);
+    let end = if done.is_ok() { "RELEASE job" } else { "ROLLBACK TO job; RELEASE job" };
+    batch.execute_batch(end)?;
+    Ok(done?)
+}
+
+/// The writer's thread: it ends when nobody can give it anything any more.
+fn write_all(mut connection: Connection, mut jobs: mpsc::Receiver<Job>) {
+    let mut batch = Vec::with_capacity(QUEUE);
+    while jobs.blocking_recv_many(&mut batch, QUEUE) > 0 {
+        let (answers, committed) = commit(&mut connection, &mut batch);
+        for answer in answers {
+            answer(committed.clone());
+        }
+    }
+}
+
+fn commit(connection: &mut Connection, batch: &mut Vec<Job>) -> (Vec<Answer>, Result<(), Error>) {
+    let mut answers = Vec::with_capacity(batch.len());
+    let mut commit = || {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        answers.extend(batch.drain(..).map(|job| job(&transaction)));
+        Ok(transaction.commit()?)
+    };
+    let committed = commit();
+    // Where no transaction could begin, dropping a job tells whoever waits for it.
+    batch.clear();
+    (answers, committed)
+}
+
+/// SQLite gives its other files the mode of this one.
+fn create(path: &Path) -> io::Result<File> {
+    if let Some(parent) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    File::options().write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+fn connect(path: &Path) -> Result<Connection, Error> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(BUSY)?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "foreign_keys", "ON")?;
+    connection.pragma_update(None, "trusted_schema", "OFF")?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(connection)
+}
+
+fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), Error> {
+    let Schema { room, steps } = schema;
+    let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    change.execute_batch(
+        "CREATE TABLE IF NOT EXISTS schema (room TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT",
+    )?;
+    let found = "SELECT version FROM schema WHERE room = ?1";
+    let found: Option<u32> = change.query_row(found, [room], |row| row.get(0)).optional()?;
+    let found = found.unwrap_or_default() as usize;
+    let Some(missing) = steps.get(found..) else {
+        return Err(Error::Later { room, found, known: steps.len() });
+    };
+    for step in missing {
+        change.execute_batch(step)?;
+    }
+    change.execute(
+        "INSERT INTO schema VALUES (?1, ?2) ON CONFLICT (room) DO UPDATE SET version = excluded.version",
+        params![room, steps.len().cast_signed()],
+    )?;
+    Ok(change.commit()?)
+}
+
+/// Jobs that wait for the disk; whoever has another waits before.
+const QUEUE: usize = 1024;
+
+/// For another process to finish its transaction.
+const BUSY: Duration = Duration::from_secs(10);
+
+const STATEMENTS: usize = 128;

@@ -1,0 +1,87 @@
+//! A5: one SQLite file, written by many tasks, opened by whatever version of this program.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use cogni_gateway::base::db::{Database, Error, Schema};
+use tempfile::tempdir;
+
+const FIRST: Schema =
+    Schema { room: "cellar", steps: &["CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT"] };
+
+const SECOND: Schema = Schema {
+    room: "cellar",
+    steps: &[
+        "CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT",
+        "ALTER TABLE wine ADD COLUMN year INTEGER NOT NULL DEFAULT 1989",
+    ],
+};
+
+async fn add(database: &Database, name: &str) -> Result<usize, Error> {
+    let name = name.to_owned();
+    database
+        .write(move |change| change.execute("INSERT INTO wine (name) VALUES (?1)", [name]))
+        .await
+}
+
+async fn count(database: &Database) -> u32 {
+    let count = "SELECT count(*) FROM wine";
+    database.read(|view| view.query_row(count, [], |row| row.get(0))).await.unwrap()
+}
+
+fn open(path: &Path, schema: Schema) -> Result<Database, Error> {
+    Database::open(path, &[schema])
+}
+
+#[tokio::test]
+async fn one_of_a_batch_that_fails_takes_nothing_of_the_others_back() {
+    let directory = tempdir().unwrap();
+    let database = open(&directory.path().join("state.db"), FIRST).unwrap();
+    let names: Vec<_> = (0..200).map(|number| format!("wine {}", number % 100)).collect();
+    let done = futures_util::future::join_all(names.iter().map(|name| add(&database, name))).await;
+    assert_eq!(done.iter().filter(|done| done.is_ok()).count(), 100);
+    assert_eq!(count(&database).await, 100);
+}
+
+#[tokio::test]
+async fn work_that_fails_half_way_leaves_nothing() {
+    let directory = tempdir().unwrap();
+    let database = open(&directory.path().join("state.db"), FIRST).unwrap();
+    let work = |change: &rusqlite::Transaction<'_>| {
+        change.execute("INSERT INTO wine (name) VALUES ('half')", [])?;
+        change.execute("INSERT INTO beer (name) VALUES ('none')", [])
+    };
+    insta::assert_snapshot!(
+        database.write(work).await.unwrap_err(),
+        @"the database cannot be read or written: no such table: beer"
+    );
+    assert_eq!(count(&database).await, 0);
+}
+
+/// A file of an earlier version keeps its rows; one of a later version is left alone.
+#[tokio::test]
+async fn a_file_is_brought_to_this_version_and_never_back() {
+    let directory = tempdir().unwrap();
+    let path = directory.path().join("deep/state.db");
+    add(&open(&path, FIRST).unwrap(), "old").await.unwrap();
+    let database = open(&path, SECOND).unwrap();
+    let year = database
+        .read(|view| view.query_row("SELECT year FROM wine", [], |row| row.get::<_, u32>(0)));
+    assert_eq!(year.await.unwrap(), 1989);
+    insta::assert_snapshot!(
+        open(&path, FIRST).unwrap_err(),
+        @"the tables of `cellar` are of a later version (2; this program knows 1); use a newer program"
+    );
+}
+
+#[tokio::test]
+async fn the_file_is_for_its_owner_only() {
+    let directory = tempdir().unwrap();
+    let path = directory.path().join("state.db");
+    let database = open(&path, FIRST).unwrap();
+    add(&database, "mine").await.unwrap();
+    for name in ["state.db", "state.db-wal", "state.db-shm"] {
+        let mode = directory.path().join(name).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
