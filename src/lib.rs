@@ -3,7 +3,7 @@
 //! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
 //! says, and [`admin`] lets an operator change; [`api`] is the service's face, [`supervisor`] its runs, which [`grant`]s
 //! allow, the [`journal`] remembers and [`billing`] charges for; [`runner`] puts a [`sandbox`] at its other end, and a
-//! [`relay`] brings its commits out. [`gateway`]
+//! [`delivery`] brings its commits out: the [`relay`] to a branch, and a [`forge`] to people's eyes. [`gateway`]
 //! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
 //! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
 //! serve any other program. [`init`] and [`agent`] are programs of their own, which run in the sandbox. A room imports only
@@ -21,6 +21,7 @@ pub mod budget;
 pub mod catalog;
 pub mod cli;
 pub mod config;
+pub mod delivery;
 pub mod forge;
 pub mod gateway;
 pub mod grant;
@@ -35,6 +36,7 @@ pub mod relay;
 pub mod run;
 pub mod runner;
 pub mod sandbox;
+pub mod stand_in;
 pub mod stream;
 pub mod supervisor;
 pub mod upstream;

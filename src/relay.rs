@@ -1,11 +1,12 @@
-//! The agent's commits reach a branch and a pull request, and nothing else does.
+//! The agent's commits reach a branch, and nothing else does: what git does for it.
 //!
 //! The agent commits in its own copy and holds no credential. What it has made comes out as bytes, and is looked at
 //! here, by a git that nothing of the agent's can configure. In reading order: [`branch_key`] names the branch;
 //! [`mirror`] keeps the repository on this machine, says where a branch stands and fills a workspace; [`extract`] is
 //! what is executed in the sandbox once the agent is gone; [`bundle`] and [`quarantine`] take in what it printed;
 //! [`judge`] decides by the host's own diff; [`push`] moves the branch. [`git`] runs git, [`lease`] lets one run
-//! at a time at a branch, and [`artifact`] keeps what came out until it is delivered.
+//! at a time at a branch, and [`artifact`] keeps what came out until it is delivered. What makes it durable, and asks for a pull request, is
+//! [`delivery`](crate::delivery).
 //!
 //! [`Bundle`] → [`Quarantined`] → [`Judged`] → [`Pushed`]: each step takes the one before by value, so that none
 //! can be left out.
@@ -17,22 +18,17 @@
 pub mod artifact;
 pub mod branch_key;
 pub mod bundle;
-pub mod credential;
-pub mod deliver;
 pub mod extract;
 pub mod git;
-pub mod github;
 pub mod judge;
 pub mod lease;
 pub mod mirror;
-pub mod outbox;
-pub mod pull_request;
+mod note;
 pub mod push;
 pub mod quarantine;
 pub mod remote;
 pub mod repository;
 mod sha;
-pub mod statement;
 pub mod work;
 
 use std::io;
@@ -45,6 +41,7 @@ pub use git::Git;
 pub use judge::{Cleared, Held, Judged, Verdict};
 pub use lease::Lease;
 pub use mirror::{BranchState, Mirror};
+pub use note::Note;
 pub use push::Pushed;
 pub use quarantine::Quarantined;
 pub use remote::Remote;

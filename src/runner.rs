@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::app::App;
 use crate::budget::Ledger;
 use crate::config::Config;
-use crate::relay::outbox::Words;
+use crate::delivery::outbox::Words;
 use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Access, Stamp, UID, Workspace};
 use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, host_path};

@@ -11,9 +11,9 @@ use std::time::SystemTime;
 use anyhow::{Context, bail};
 use clap::Subcommand;
 
+use crate::delivery::outbox::{Job, Outbox, Step};
+use crate::delivery::{Delivered, OUTBOX};
 use crate::relay::Artifacts;
-use crate::relay::deliver::{Delivered, OUTBOX};
-use crate::relay::outbox::{Job, Outbox, Step};
 
 pub use setup::{Setup, StateDir};
 

@@ -136,6 +136,14 @@ impl Mirror {
         self.listed(branch, None, token).map(|listed| listed.branch)
     }
 
+    /// Whether `tip`, which was fetched, has `commit` among what it builds on. A commit that never arrived anywhere is
+    /// not known here.
+    pub fn contains(&self, tip: Sha, commit: Sha) -> bool {
+        let words = [commit.to_string(), tip.to_string()];
+        let ancestor = self.call("merge-base").word("--is-ancestor").words(words);
+        ancestor.is_so().unwrap_or(false)
+    }
+
     fn listed(
         &self,
         branch: &Branch,

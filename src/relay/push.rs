@@ -30,7 +30,8 @@ impl Cleared {
         &self.quarantined
     }
 
-    pub(super) fn lease(&self) -> &Lease {
+    /// Of its branch.
+    pub fn lease(&self) -> &Lease {
         &self.quarantined.lease
     }
 

@@ -15,13 +15,13 @@ use serde::Serialize;
 use tokio::process::Command;
 
 use super::directory::Directory;
+use crate::delivery::outbox;
+use crate::delivery::statement::Facts;
+use crate::delivery::{Begun, Delivered, Relay};
 use crate::relay::BranchKey;
-use crate::relay::deliver::{Begun, Delivered, Relay};
 use crate::relay::extract::{Announced, Commands};
 use crate::relay::mirror::{Author, Owner};
-use crate::relay::outbox;
 use crate::relay::repository::Repository;
-use crate::relay::statement::Facts;
 use crate::run::Run;
 use crate::sandbox::spec::{Access, GID, UID, Workspace};
 use crate::sandbox::{self, Driver, RunSpec};

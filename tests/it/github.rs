@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use cogni_gateway::base::secret::Secret;
-use cogni_gateway::relay::credential::{App, Credential};
-use cogni_gateway::relay::github::{Api, Config, Patience};
-use cogni_gateway::relay::pull_request::{Order, publish};
+use cogni_gateway::forge::credential::{App, Credential};
+use cogni_gateway::forge::github::{Api, Config, Patience};
+use cogni_gateway::forge::pull_request::{Order, publish};
 use cogni_gateway::relay::repository::{Hosted, Repository};
 use cogni_gateway::relay::{Branch, BranchKey, Sha};
 

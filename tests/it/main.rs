@@ -16,6 +16,7 @@ mod budget;
 mod cli;
 mod config;
 mod db;
+mod delivery;
 mod doctor;
 mod dropin;
 mod embedded;

@@ -2,15 +2,11 @@
 
 mod branch_key;
 mod corpus;
-mod deliver;
 mod delivery;
 mod git;
 mod held;
-mod kill;
-mod outbox;
 mod parser;
-mod place;
+pub(crate) mod place;
 mod remote;
 mod server;
-mod statement;
 mod workspace;

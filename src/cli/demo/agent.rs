@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::heading;
-use crate::forge::{Forge, Hub};
 use crate::provider::{Provider, Script};
+use crate::stand_in::{Forge, Hub};
 
 /// Tells the story, or why it cannot be told here.
 pub(super) async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {

@@ -9,9 +9,9 @@ use http::Uri;
 use super::default_state;
 use crate::audit::SigningKey;
 use crate::base::secret::Secret;
-use crate::relay::credential::{App, Credential};
-use crate::relay::deliver::{Access, Relay, Settings};
-use crate::relay::github::{Api, Config};
+use crate::delivery::{Access, Relay, Settings};
+use crate::forge::credential::{App, Credential};
+use crate::forge::github::{Api, Config};
 use crate::relay::judge;
 
 /// Where the relay keeps what outlives a run.

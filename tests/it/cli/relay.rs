@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use cogni_gateway::delivery::outbox::{Order, Outbox, Progress};
+use cogni_gateway::delivery::statement::Facts;
 use cogni_gateway::relay::extract::Announced;
-use cogni_gateway::relay::outbox::{Order, Outbox, Progress};
-use cogni_gateway::relay::statement::Facts;
 use cogni_gateway::relay::{Artifacts, Branch, BranchKey, BranchState, Sha};
 use tempfile::TempDir;
 

@@ -4,11 +4,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cogni_gateway::base::secret::Secret;
-use cogni_gateway::forge::{Operation, Trouble};
-use cogni_gateway::relay::credential::{App, Credential};
-use cogni_gateway::relay::github::Error;
-use cogni_gateway::relay::pull_request;
+use cogni_gateway::forge::credential::{App, Credential};
+use cogni_gateway::forge::github::Error;
+use cogni_gateway::forge::pull_request;
 use cogni_gateway::relay::repository::Repository;
+use cogni_gateway::stand_in::{Operation, Trouble};
 use futures_util::future::join_all;
 use http::StatusCode;
 use rustls::pki_types::PrivateKeyDer;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use cogni_gateway::forge::{Operation, Trouble};
-use cogni_gateway::relay::github::{Error, Patience};
-use cogni_gateway::relay::pull_request::{Order, Published, publish};
+use cogni_gateway::forge::github::{Error, Patience};
+use cogni_gateway::forge::pull_request::{Order, Published, publish};
 use cogni_gateway::relay::{Branch, BranchKey, Sha};
+use cogni_gateway::stand_in::{Operation, Trouble};
 use http::StatusCode;
 
 use crate::support::forge::{NAME, Running, TOKEN, credential};

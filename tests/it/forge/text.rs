@@ -1,6 +1,6 @@
 //! An agent's words on a page, and the relay's part among other people's.
 
-use cogni_gateway::relay::pull_request::{island, text};
+use cogni_gateway::forge::pull_request::{island, text};
 use proptest::prelude::*;
 
 /// L6: whatever an agent writes notifies nobody, closes nothing and loads nothing.

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use cogni_gateway::base::drain::Drain;
 use cogni_gateway::base::secret::Secret;
-use cogni_gateway::forge::{Forge, Hub};
-use cogni_gateway::relay::credential::Credential;
-use cogni_gateway::relay::github::{Api, Config, Patience};
+use cogni_gateway::forge::credential::Credential;
+use cogni_gateway::forge::github::{Api, Config, Patience};
 use cogni_gateway::relay::repository::{Hosted, Repository};
+use cogni_gateway::stand_in::{Forge, Hub};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
 

@@ -8,9 +8,9 @@ use rusqlite::Row;
 use rusqlite::types::Type;
 use serde::{Deserialize, Serialize};
 
+use crate::delivery::statement::Facts;
 use crate::relay::extract::Announced;
 use crate::relay::repository::Repository;
-use crate::relay::statement::Facts;
 use crate::relay::{Branch, BranchState, Sha, judge};
 
 /// What is to be delivered, and where: all that is known once the work has come out of the sandbox.

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::base::b64;
 use crate::base::secret::Secret;
-use crate::relay::github::{Api, Error, path};
+use crate::forge::github::{Api, Error, path};
 use crate::relay::repository::Hosted;
 
 /// An app with its private key, and the tokens it has been given.

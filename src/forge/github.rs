@@ -25,9 +25,9 @@ use octocrab::{AuthState, OctoBody, Octocrab, OctocrabBuilder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::repository::Hosted;
 use crate::base;
 use crate::base::secret::Secret;
+use crate::relay::repository::Hosted;
 
 pub use error::{Error, Reason};
 pub use patience::Patience;

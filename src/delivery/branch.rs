@@ -1,11 +1,12 @@
 //! The half that git does: from what came out of the sandbox to the branch. All of it blocks.
 
 use super::Relay;
+use super::outbox::{Job, Progress, Step, Verdict};
+use super::statement::Statement;
 use super::stop::Stop;
 use crate::base::secret::Secret;
-use crate::relay::outbox::{Job, Progress, Step, Verdict};
 use crate::relay::quarantine::{Provenance, Quarantined};
-use crate::relay::{Artifacts, Bundle, Error, Judged, Lease, Sha};
+use crate::relay::{Artifacts, Bundle, Error, Judged, Lease, Note, Sha};
 
 impl Relay {
     /// Takes the work into quarantine and looks at it. A row that has been here before comes to the same.
@@ -88,9 +89,30 @@ impl Relay {
     ) -> Result<bool, Stop> {
         let mirror = self.mirror(&job.order.repository)?;
         let now = mirror.ensure_branch(lease, Some(&job.order.state.base), token)?;
-        let words = [head.to_string(), now.start.to_string()];
-        let ancestor = mirror.call("merge-base").word("--is-ancestor").words(words);
-        // Where the work never arrived, git does not know the commit.
-        Ok(now.exists && ancestor.is_so().unwrap_or(false))
+        Ok(now.exists && mirror.contains(now.start, head))
+    }
+
+    /// Puts the statement beside the commit, where it is not yet.
+    pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<(), super::Error> {
+        let Some(head) = job.head else { return Ok(()) };
+        let (branch, committer) = (job.order.branch(), self.settings.committer.as_str());
+        let text = statement(job, head).sign(&self.settings.key);
+        let note = Note { branch, head, text: &text, committer };
+        Ok(self.mirror(&job.order.repository)?.note(note, token)?)
+    }
+}
+
+fn statement(job: &Job, head: Sha) -> Statement {
+    let order = &job.order;
+    let is_agents = head == order.announced.tip;
+    Statement {
+        facts: order.facts.clone(),
+        repository: order.repository.key(),
+        branch: order.branch().to_string(),
+        base: order.state.start,
+        head,
+        tree: order.announced.tree,
+        verdict: job.verdict.map(Verdict::as_str).unwrap_or_default().to_owned(),
+        mode: if is_agents { "exact" } else { "replayed" }.to_owned(),
     }
 }

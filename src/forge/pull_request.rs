@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::credential::Credential;
 use super::github::{Api, Error, encoded, path};
-use super::repository::Hosted;
-use super::{Branch, Sha};
 use crate::base::secret::Secret;
+use crate::relay::repository::Hosted;
+use crate::relay::{Branch, Sha};
 
 /// What is to stand on a pull request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::relay::extract::Announced;
-use cogni_gateway::relay::outbox::{
+use cogni_gateway::delivery::outbox::{
     Error, Job, Order, Outbox, Progress, Pull, Step, Verdict, Words,
 };
-use cogni_gateway::relay::statement::Facts;
+use cogni_gateway::delivery::statement::Facts;
+use cogni_gateway::relay::extract::Announced;
 use cogni_gateway::relay::{Branch, BranchKey, BranchState, Sha};
 use proptest::prelude::*;
 use tempfile::TempDir;

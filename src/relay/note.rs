@@ -1,43 +1,32 @@
-//! The statement beside the commit: a git note, on a ref that is only for those.
+//! What is said beside a commit: a git note, on a ref that is only for those.
 //!
 //! **Invariant:** what other machines have noted stays: the ref moves forwards only, from where it was found.
 
-use super::{Error, Relay};
+use super::git::{self, Call, Input};
+use super::{Branch, Error, Mirror, Sha};
 use crate::base::secret::Secret;
-use crate::relay::git::{Call, Input};
-use crate::relay::outbox::{Job, Verdict};
-use crate::relay::statement::Statement;
-use crate::relay::{Mirror, Sha, git};
 
-impl Relay {
-    /// Puts the statement where it is not yet.
-    pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<(), Error> {
-        let Some(head) = job.head else { return Ok(()) };
-        let note = statement(job, head).sign(&self.settings.key);
-        let mirror = self.mirror(&job.order.repository)?;
-        let own = format!("refs/notes/relay/{}", job.order.branch().key());
-        let desk = Desk { mirror: &mirror, own: &own, committer: &self.settings.committer, token };
+/// What is to stand beside a commit.
+#[derive(Clone, Copy, Debug)]
+pub struct Note<'a> {
+    pub branch: &'a Branch,
+    pub head: Sha,
+    pub text: &'a str,
+    /// `Name <email>`.
+    pub committer: &'a str,
+}
+
+impl Mirror {
+    /// Puts a note beside a commit of the remote's, where it is not yet.
+    pub fn note(&self, note: Note<'_>, token: Option<&Secret>) -> Result<(), Error> {
+        let own = format!("refs/notes/relay/{}", note.branch.key());
+        let desk = Desk { mirror: self, own: &own, committer: note.committer, token };
         for _ in 0..ATTEMPTS {
-            if desk.put(head, &note).map_err(crate::relay::Error::from)? {
+            if desk.put(note.head, note.text)? {
                 return Ok(());
             }
         }
-        Err(crate::relay::Error::Declined { why: "others keep writing notes".to_owned() }.into())
-    }
-}
-
-fn statement(job: &Job, head: Sha) -> Statement {
-    let order = &job.order;
-    let is_agents = head == order.announced.tip;
-    Statement {
-        facts: order.facts.clone(),
-        repository: order.repository.key(),
-        branch: order.branch().to_string(),
-        base: order.state.start,
-        head,
-        tree: order.announced.tree,
-        verdict: job.verdict.map(Verdict::as_str).unwrap_or_default().to_owned(),
-        mode: if is_agents { "exact" } else { "replayed" }.to_owned(),
+        Err(Error::Declined { why: "others keep writing notes".to_owned() })
     }
 }
 

@@ -1,34 +1,37 @@
-//! A run's work, from this machine's disk to its branch and its pull request.
+//! Durable delivery: a run's work, from this machine's disk to its branch and its pull request.
 //!
 //! Each step is done, then written down, then recorded in the run's audit. Whatever ends the process in between, whoever
 //! takes the row up next finds the step done, or does it: the commits come out the same, the push is told where the
 //! branch was, the pull request is looked for first.
 //!
+//! The [`outbox`] remembers how far each work has come; [`relay`](crate::relay) does what git does, and
+//! [`forge`](crate::forge) asks for the pull request. A [`statement`] says what this machine vouches for.
+//!
 //! **Invariant:** work that is not delivered is kept, with the line that brings it into a clone.
 
 mod branch;
-mod note;
+pub mod outbox;
+pub mod statement;
+mod step;
 mod stop;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
-use super::credential::Credential;
-use super::github::{self, Api};
-use super::outbox::{Job, Order, Outbox, Progress, Pull, Step, Verdict};
-use super::repository::{Hosted, Repository};
-use super::{
-    Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Remote, Sha, extract, judge,
-    pull_request,
-};
 use crate::audit::{Log, SigningKey, relay as record};
 use crate::base::secret::Secret;
-
-use stop::Stop;
+use crate::forge::credential::Credential;
+use crate::forge::github::{self, Api};
+use crate::relay::repository::Repository;
+use crate::relay::{
+    self, Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Remote, Sha, extract,
+    judge,
+};
+use outbox::{Job, Order, Outbox, Verdict};
 
 /// What a relay is made of.
 pub struct Settings {
@@ -89,9 +92,9 @@ pub struct Delivered {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
-    Outbox(#[from] super::outbox::Error),
+    Outbox(#[from] outbox::Error),
     #[error(transparent)]
-    Relay(#[from] super::Error),
+    Relay(#[from] relay::Error),
     #[error(transparent)]
     GitHub(#[from] github::Error),
     #[error("`{0}` is no address of a remote")]
@@ -106,7 +109,7 @@ impl Relay {
     /// # Errors
     /// There is no git, or the directory cannot be used.
     pub fn open(settings: Settings) -> Result<Self, Error> {
-        let git = Git::find(&settings.state.join("home")).map_err(super::Error::from)?;
+        let git = Git::find(&settings.state.join("home")).map_err(relay::Error::from)?;
         let outbox = Outbox::open(&settings.state.join(OUTBOX))?;
         Ok(Self { settings, git, outbox })
     }
@@ -209,182 +212,13 @@ impl Relay {
             });
             match lease.await? {
                 Ok(lease) => delivered.push(Box::pin(self.go(job, &lease, &Log::discard())).await?),
-                Err(Error::Relay(super::Error::Busy { .. })) => {
+                Err(Error::Relay(relay::Error::Busy { .. })) => {
                     tracing::info!(relay = job.id, "another process is at this branch");
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(delivered)
-    }
-
-    /// Takes a row as far as it goes.
-    async fn go(
-        self: &Arc<Self>,
-        job: Job,
-        lease: &Lease,
-        audit: &Log,
-    ) -> Result<Delivered, Error> {
-        let (relay, fence) = (self.clone(), lease.fence());
-        let mut job =
-            tokio::task::spawn_blocking(move || relay.outbox.claim(&job, fence)).await??;
-        while !job.step.is_end() {
-            job = match self.step(job.clone(), lease, audit).await? {
-                Ok(next) => next,
-                Err(stop) => {
-                    self.stop(&job.id, stop, audit).await?;
-                    break;
-                }
-            };
-        }
-        audit.flush();
-        let (relay, id) = (self.clone(), job.id);
-        tokio::task::spawn_blocking(move || {
-            let job = relay.outbox.get(&id)?;
-            tidy(&job);
-            Ok(Delivered::of(&job))
-        })
-        .await?
-    }
-
-    /// Does what is next.
-    async fn step(
-        self: &Arc<Self>,
-        job: Job,
-        lease: &Lease,
-        audit: &Log,
-    ) -> Result<Result<Job, Stop>, Error> {
-        let done = match job.step {
-            Step::Extracted | Step::Quarantined | Step::Judged => {
-                Box::pin(self.push(job, lease, audit)).await
-            }
-            Step::Pushed => {
-                self.vouch(&job).await?;
-                Box::pin(self.request(job, audit)).await
-            }
-            _ => self.advance(job, Progress::Done).await,
-        };
-        match done {
-            Ok(job) => Ok(Ok(job)),
-            Err(Stop::Outbox(error)) => Err(error.into()),
-            Err(stop) => Ok(Err(stop)),
-        }
-    }
-
-    /// From the disk to the branch.
-    async fn push(self: &Arc<Self>, job: Job, lease: &Lease, audit: &Log) -> Result<Job, Stop> {
-        let token = self.let_in(&job.order).await?;
-        let (relay, held, secret) = (self.clone(), lease.clone(), token.clone());
-        let judging = move || relay.judge(job, &held, secret);
-        let (job, judged) = tokio::task::spawn_blocking(judging).await??;
-        audit.relayed(&record::Judged {
-            relay: &job.id,
-            verdict: judged.verdict().as_str(),
-            head: &judged.work().tip().to_string(),
-            tree: &judged.work().tree().to_string(),
-            mode: judged.work().mode().as_str(),
-            files: judged.files() as u64,
-            reasons: judged.verdict().reasons().len() as u64,
-        });
-        let relay = self.clone();
-        let moving = move || relay.move_branch(&job, judged, token.as_ref());
-        let (job, was_there) = tokio::task::spawn_blocking(moving).await??;
-        let to = job.head.unwrap_or(Sha::NONE).to_string();
-        let from = job.order.state.expected().map(|sha| sha.to_string());
-        audit.relayed(&record::Pushed {
-            relay: &job.id,
-            from: from.as_deref(),
-            to: &to,
-            was_there,
-        });
-        Ok(job)
-    }
-
-    /// Puts the statement beside the commit. The work is where it should be, so this holds nothing up.
-    async fn vouch(self: &Arc<Self>, job: &Job) -> Result<(), Error> {
-        let (relay, noted) = (self.clone(), job.clone());
-        let token = self.token(&job.order.repository).await.unwrap_or_default();
-        let note = tokio::task::spawn_blocking(move || relay.note(&noted, token.as_ref()));
-        if let Err(error) = note.await? {
-            tracing::warn!(%error, relay = job.id, "the statement is not beside the commit");
-        }
-        Ok(())
-    }
-
-    /// From the branch to its pull request, if there is to be one.
-    async fn request(self: &Arc<Self>, job: Job, audit: &Log) -> Result<Job, Stop> {
-        let Some(words) = &job.order.pull_request else {
-            return self.advance(job, Progress::Done).await;
-        };
-        let (Some(hosted), Some(access)) = (job.order.repository.hosted(), &self.settings.access)
-        else {
-            return Err(Stop::failed(
-                "a pull request needs a repository on a forge, and a token for it",
-            ));
-        };
-        let order = pull_request::Order {
-            head: job.order.branch().clone(),
-            base: Some(job.order.state.base.clone()),
-            run: job.order.facts.run.clone(),
-            agent: job.order.facts.agent.clone(),
-            title: words.title.clone(),
-            body: words.body.clone(),
-            moved: (job.order.state.expected().unwrap_or(Sha::NONE), job.head.unwrap_or(Sha::NONE)),
-            needs_review: job.verdict == Some(Verdict::Review),
-        };
-        let published =
-            pull_request::publish(&access.api, &access.credential, hosted, &order).await?;
-        let pull = Pull { number: published.number, url: published.url };
-        audit.relayed(&record::PullRequested {
-            relay: &job.id,
-            url: &pull.url,
-            is_new: published.is_new,
-        });
-        self.advance(job, Progress::PullRequested(pull)).await
-    }
-
-    /// A token for the work's repository, if it may go there at all.
-    async fn let_in(&self, order: &Order) -> Result<Option<Secret>, Stop> {
-        let Some((hosted, access)) = self.hosted(&order.repository) else { return Ok(None) };
-        let (api, branch) = (&access.api, order.branch().to_string());
-        let ask = async |token: Secret| {
-            let found = api.branch(&token, hosted, &branch).await?;
-            Ok((token, found.is_some_and(|branch| branch.protected)))
-        };
-        let asked = async || access.credential.with(api, hosted, ask).await;
-        let (token, is_protected) = Box::pin(api.patience().keep(asked)).await?;
-        if is_protected {
-            return Err(Stop::held("protected", format!("`{branch}` is a protected branch")));
-        }
-        Ok(Some(token))
-    }
-
-    async fn token(&self, repository: &Repository) -> Result<Option<Secret>, Error> {
-        let Some((hosted, access)) = self.hosted(repository) else { return Ok(None) };
-        Ok(Some(access.credential.token(&access.api, hosted).await?))
-    }
-
-    fn hosted<'a>(&'a self, repository: &'a Repository) -> Option<(&'a Hosted, &'a Access)> {
-        repository.hosted().zip(self.settings.access.as_ref())
-    }
-
-    async fn advance(self: &Arc<Self>, job: Job, progress: Progress) -> Result<Job, Stop> {
-        let relay = self.clone();
-        Ok(tokio::task::spawn_blocking(move || relay.outbox.advance(&job, progress)).await??)
-    }
-
-    /// Writes down why a row goes no further.
-    async fn stop(self: &Arc<Self>, id: &str, stop: Stop, audit: &Log) -> Result<(), Error> {
-        if let Some(code) = stop.code() {
-            audit.relayed(&record::Held { relay: id, code });
-        }
-        let (relay, id) = (self.clone(), id.to_owned());
-        tokio::task::spawn_blocking(move || {
-            let job = relay.outbox.get(&id)?;
-            stop.write(&relay.outbox, &job)
-        })
-        .await??;
-        Ok(())
     }
 
     fn mirror(&self, repository: &Repository) -> Result<Mirror, Error> {
@@ -420,19 +254,5 @@ fn shown<S: Serializer>(branch: &Branch, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(branch)
 }
 
-/// What was delivered need not be kept.
-fn tidy(job: &Job) {
-    if job.step != Step::Done {
-        return;
-    }
-    let kept = Artifacts::create(&job.order.artifacts).and_then(Artifacts::discard);
-    if let Err(error) = kept {
-        tracing::warn!(%error, relay = job.id, "what came out of the sandbox is not removed");
-    }
-}
-
 /// Below the relay's directory.
 pub const OUTBOX: &str = "outbox.sqlite";
-
-/// The first wait for what may be better later; it doubles.
-const WAIT: Duration = Duration::from_secs(30);

@@ -98,7 +98,7 @@ impl Error {
     }
 
     /// Whether a request was refused for a reason.
-    pub(in crate::relay) fn has(&self, is_it: impl Fn(&Reason) -> bool) -> bool {
+    pub(in crate::forge) fn has(&self, is_it: impl Fn(&Reason) -> bool) -> bool {
         matches!(self, Self::Invalid { reasons, .. } if reasons.iter().any(is_it))
     }
 }

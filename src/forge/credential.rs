@@ -8,8 +8,8 @@ mod app;
 use std::fmt;
 
 use super::github::{Api, Error};
-use super::repository::Hosted;
 use crate::base::secret::Secret;
+use crate::relay::repository::Hosted;
 
 pub use app::App;
 

@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use cogni_gateway::audit::{self, Log, SigningKey, record};
 use cogni_gateway::base::secret::Secret;
-use cogni_gateway::forge::{Operation, Trouble};
-use cogni_gateway::relay::deliver::{Access, Begun, Delivered, Error, Relay, Settings};
+use cogni_gateway::delivery::outbox::{Order, Step, Words};
+use cogni_gateway::delivery::statement::{Facts, Statement};
+use cogni_gateway::delivery::{Access, Begun, Delivered, Error, Relay, Settings};
 use cogni_gateway::relay::extract::{Announced, Commands};
 use cogni_gateway::relay::judge::Config;
 use cogni_gateway::relay::mirror::{Author, Owner};
-use cogni_gateway::relay::outbox::{Order, Step, Words};
 use cogni_gateway::relay::repository::Repository;
-use cogni_gateway::relay::statement::{Facts, Statement};
 use cogni_gateway::relay::{BranchKey, BranchState};
+use cogni_gateway::stand_in::{Operation, Trouble};
 use http::StatusCode;
 use serde_json::Value;
 
-use super::place::execute;
+use crate::relay::place::execute;
 use crate::support::forge::{NAME, Running, TOKEN, credential, git};
 
 /// L6, L7: the agent's commits reach the branch, a pull request and a statement, and the audit says so.

@@ -31,8 +31,8 @@ use uuid::Uuid;
 
 pub use job::{Job, Order, Progress, Pull, Step, Verdict, Words};
 
-use super::BranchKey;
-use super::repository::Repository;
+use crate::relay::BranchKey;
+use crate::relay::repository::Repository;
 use job::{COLUMNS, millis, read};
 
 /// The rows of one machine.

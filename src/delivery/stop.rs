@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Error, WAIT};
+use super::Error;
+use super::outbox::{self, Job, Outbox, Progress};
+use crate::forge::github;
 use crate::relay;
-use crate::relay::github;
-use crate::relay::outbox::{self, Job, Outbox, Progress};
 
 /// An end, or a pause.
 #[derive(Debug)]
@@ -112,5 +112,8 @@ impl From<tokio::task::JoinError> for Stop {
 
 /// Some two days, at the longest wait.
 const ATTEMPTS: u32 = 50;
+
+/// The first wait for what may be better later; it doubles.
+const WAIT: Duration = Duration::from_secs(30);
 
 const LONGEST: Duration = Duration::from_hours(1);

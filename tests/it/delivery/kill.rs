@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use cogni_gateway::forge::{Operation, Trouble};
-use cogni_gateway::relay::outbox::{Outbox, Step};
+use cogni_gateway::delivery::outbox::{Outbox, Step};
+use cogni_gateway::stand_in::{Operation, Trouble};
 
-use super::deliver::{relay, work};
+use super::way::{relay, work};
 use crate::support::forge::{NAME, Running, TOKEN, git};
 use crate::support::process::Process;
 

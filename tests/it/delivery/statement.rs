@@ -2,8 +2,8 @@
 
 use cogni_gateway::audit::{PublicKey, SigningKey};
 use cogni_gateway::base::secret::Secret;
+use cogni_gateway::delivery::statement::{Facts, Invalid, Statement};
 use cogni_gateway::relay::Sha;
-use cogni_gateway::relay::statement::{Facts, Invalid, Statement};
 use proptest::prelude::*;
 
 /// L6: a statement says which run made a commit, and proves it; it is the same text each time.

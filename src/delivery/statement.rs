@@ -7,10 +7,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Sha;
 use crate::audit::{PublicKey, SigningKey};
 use crate::base::b64;
 use crate::budget::Amount;
+use crate::relay::Sha;
 
 /// What is known of a run when its work is delivered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct Facts {
 pub struct Statement {
     #[serde(flatten)]
     pub facts: Facts,
-    /// The repository, as [`key`](super::repository::Repository::key) says it.
+    /// The repository, as [`key`](crate::relay::repository::Repository::key) says it.
     pub repository: String,
     pub branch: String,
     /// What it builds on.

@@ -1,0 +1,194 @@
+//! One row, step by step, as far as it goes.
+
+use std::sync::Arc;
+
+use super::outbox::{Job, Order, Progress, Pull, Step, Verdict};
+use super::stop::Stop;
+use super::{Access, Delivered, Error, Relay};
+use crate::audit::{Log, relay as record};
+use crate::base::secret::Secret;
+use crate::forge::pull_request;
+use crate::relay::repository::{Hosted, Repository};
+use crate::relay::{Artifacts, Lease, Sha};
+
+impl Relay {
+    /// Takes a row as far as it goes.
+    pub(super) async fn go(
+        self: &Arc<Self>,
+        job: Job,
+        lease: &Lease,
+        audit: &Log,
+    ) -> Result<Delivered, Error> {
+        let (relay, fence) = (self.clone(), lease.fence());
+        let mut job =
+            tokio::task::spawn_blocking(move || relay.outbox.claim(&job, fence)).await??;
+        while !job.step.is_end() {
+            job = match self.step(job.clone(), lease, audit).await? {
+                Ok(next) => next,
+                Err(stop) => {
+                    self.stop(&job.id, stop, audit).await?;
+                    break;
+                }
+            };
+        }
+        audit.flush();
+        let (relay, id) = (self.clone(), job.id);
+        tokio::task::spawn_blocking(move || {
+            let job = relay.outbox.get(&id)?;
+            tidy(&job);
+            Ok(Delivered::of(&job))
+        })
+        .await?
+    }
+
+    /// Does what is next.
+    async fn step(
+        self: &Arc<Self>,
+        job: Job,
+        lease: &Lease,
+        audit: &Log,
+    ) -> Result<Result<Job, Stop>, Error> {
+        let done = match job.step {
+            Step::Extracted | Step::Quarantined | Step::Judged => {
+                Box::pin(self.push(job, lease, audit)).await
+            }
+            Step::Pushed => {
+                self.vouch(&job).await?;
+                Box::pin(self.request(job, audit)).await
+            }
+            _ => self.advance(job, Progress::Done).await,
+        };
+        match done {
+            Ok(job) => Ok(Ok(job)),
+            Err(Stop::Outbox(error)) => Err(error.into()),
+            Err(stop) => Ok(Err(stop)),
+        }
+    }
+
+    /// From the disk to the branch.
+    async fn push(self: &Arc<Self>, job: Job, lease: &Lease, audit: &Log) -> Result<Job, Stop> {
+        let token = self.let_in(&job.order).await?;
+        let (relay, held, secret) = (self.clone(), lease.clone(), token.clone());
+        let judging = move || relay.judge(job, &held, secret);
+        let (job, judged) = tokio::task::spawn_blocking(judging).await??;
+        audit.relayed(&record::Judged {
+            relay: &job.id,
+            verdict: judged.verdict().as_str(),
+            head: &judged.work().tip().to_string(),
+            tree: &judged.work().tree().to_string(),
+            mode: judged.work().mode().as_str(),
+            files: judged.files() as u64,
+            reasons: judged.verdict().reasons().len() as u64,
+        });
+        let relay = self.clone();
+        let moving = move || relay.move_branch(&job, judged, token.as_ref());
+        let (job, was_there) = tokio::task::spawn_blocking(moving).await??;
+        let to = job.head.unwrap_or(Sha::NONE).to_string();
+        let from = job.order.state.expected().map(|sha| sha.to_string());
+        audit.relayed(&record::Pushed {
+            relay: &job.id,
+            from: from.as_deref(),
+            to: &to,
+            was_there,
+        });
+        Ok(job)
+    }
+
+    /// Puts the statement beside the commit. The work is where it should be, so this holds nothing up.
+    async fn vouch(self: &Arc<Self>, job: &Job) -> Result<(), Error> {
+        let (relay, noted) = (self.clone(), job.clone());
+        let token = self.token(&job.order.repository).await.unwrap_or_default();
+        let note = tokio::task::spawn_blocking(move || relay.note(&noted, token.as_ref()));
+        if let Err(error) = note.await? {
+            tracing::warn!(%error, relay = job.id, "the statement is not beside the commit");
+        }
+        Ok(())
+    }
+
+    /// From the branch to its pull request, if there is to be one.
+    async fn request(self: &Arc<Self>, job: Job, audit: &Log) -> Result<Job, Stop> {
+        let Some(words) = &job.order.pull_request else {
+            return self.advance(job, Progress::Done).await;
+        };
+        let (Some(hosted), Some(access)) = (job.order.repository.hosted(), &self.settings.access)
+        else {
+            return Err(Stop::failed(
+                "a pull request needs a repository on a forge, and a token for it",
+            ));
+        };
+        let order = pull_request::Order {
+            head: job.order.branch().clone(),
+            base: Some(job.order.state.base.clone()),
+            run: job.order.facts.run.clone(),
+            agent: job.order.facts.agent.clone(),
+            title: words.title.clone(),
+            body: words.body.clone(),
+            moved: (job.order.state.expected().unwrap_or(Sha::NONE), job.head.unwrap_or(Sha::NONE)),
+            needs_review: job.verdict == Some(Verdict::Review),
+        };
+        let published =
+            pull_request::publish(&access.api, &access.credential, hosted, &order).await?;
+        let pull = Pull { number: published.number, url: published.url };
+        audit.relayed(&record::PullRequested {
+            relay: &job.id,
+            url: &pull.url,
+            is_new: published.is_new,
+        });
+        self.advance(job, Progress::PullRequested(pull)).await
+    }
+
+    /// A token for the work's repository, if it may go there at all.
+    async fn let_in(&self, order: &Order) -> Result<Option<Secret>, Stop> {
+        let Some((hosted, access)) = self.hosted(&order.repository) else { return Ok(None) };
+        let (api, branch) = (&access.api, order.branch().to_string());
+        let ask = async |token: Secret| {
+            let found = api.branch(&token, hosted, &branch).await?;
+            Ok((token, found.is_some_and(|branch| branch.protected)))
+        };
+        let asked = async || access.credential.with(api, hosted, ask).await;
+        let (token, is_protected) = Box::pin(api.patience().keep(asked)).await?;
+        if is_protected {
+            return Err(Stop::held("protected", format!("`{branch}` is a protected branch")));
+        }
+        Ok(Some(token))
+    }
+
+    pub(super) async fn token(&self, repository: &Repository) -> Result<Option<Secret>, Error> {
+        let Some((hosted, access)) = self.hosted(repository) else { return Ok(None) };
+        Ok(Some(access.credential.token(&access.api, hosted).await?))
+    }
+
+    fn hosted<'a>(&'a self, repository: &'a Repository) -> Option<(&'a Hosted, &'a Access)> {
+        repository.hosted().zip(self.settings.access.as_ref())
+    }
+
+    async fn advance(self: &Arc<Self>, job: Job, progress: Progress) -> Result<Job, Stop> {
+        let relay = self.clone();
+        Ok(tokio::task::spawn_blocking(move || relay.outbox.advance(&job, progress)).await??)
+    }
+
+    /// Writes down why a row goes no further.
+    async fn stop(self: &Arc<Self>, id: &str, stop: Stop, audit: &Log) -> Result<(), Error> {
+        if let Some(code) = stop.code() {
+            audit.relayed(&record::Held { relay: id, code });
+        }
+        let (relay, id) = (self.clone(), id.to_owned());
+        tokio::task::spawn_blocking(move || {
+            let job = relay.outbox.get(&id)?;
+            stop.write(&relay.outbox, &job)
+        })
+        .await??;
+        Ok(())
+    }
+}
+
+/// What was delivered need not be kept.
+fn tidy(job: &Job) {
+    if job.step != Step::Done {
+        return;
+    }
+    let kept = Artifacts::create(&job.order.artifacts).and_then(Artifacts::discard);
+    if let Err(error) = kept {
+        tracing::warn!(%error, relay = job.id, "what came out of the sandbox is not removed");
+    }
+}
