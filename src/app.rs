@@ -5,6 +5,7 @@
 mod control;
 mod front;
 mod runs;
+mod seat;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use crate::observe::access_log;
 
 pub use control::{By, Control, compile};
 pub use runs::Runs;
+pub use seat::{Seat, Seats};
 
 use front::{Front, Serving};
 

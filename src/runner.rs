@@ -27,7 +27,7 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::app::App;
+use crate::app::Seats;
 use crate::budget::Ledger;
 use crate::config::Config;
 use crate::delivery::outbox::Words;
@@ -65,6 +65,8 @@ pub struct Order {
     pub driver: Driver,
     /// The container that serves the gateway; without one, this process does.
     pub proxy: Option<proxy::Settings>,
+    /// Where this process has its runs' gateways, if it has others.
+    pub seats: Option<Seats>,
     /// Between SIGTERM and SIGKILL.
     pub grace: Duration,
 }
@@ -122,8 +124,9 @@ impl Prepared {
     /// What is wrong with the order, or cannot be bound or opened.
     pub fn new(order: Order) -> anyhow::Result<Self> {
         order.check()?;
-        let Order { mut config, mut spec, agent, target, run_dir, driver, proxy, grace, .. } =
-            order;
+        let Order {
+            mut config, mut spec, agent, target, run_dir, driver, proxy, seats, grace, ..
+        } = order;
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
         if spec.workspace == Workspace::Fresh {
@@ -142,7 +145,7 @@ impl Prepared {
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: directory.parent(), deadline };
         let gateway = match proxy {
-            None => Gateway::here(App::build(config)?),
+            None => Gateway::open(config, seats.as_ref())?,
             Some(proxy) => {
                 let proxy = Proxy::prepare(proxy, &config, &directory, &stamp)?;
                 Gateway::Container(Box::new(proxy))

@@ -1,6 +1,6 @@
 //! The runs of a process: each with its own budget, records and metrics, on connections that they share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub struct Runs(Arc<Host>);
 struct Host {
     base: Mutex<Base>,
     /// Whether runs come and go; a run on a socket of its own ends with its process.
-    is_shared: bool,
+    has_many: bool,
     audit_dir: Option<PathBuf>,
     drain_timeout: Duration,
     max_connections: usize,
@@ -42,6 +42,8 @@ struct Host {
     access_log: access_log::Log,
     registry: Arc<Registry>,
     open: Mutex<HashMap<String, Open>>,
+    /// Those whose records are being opened, which takes a while.
+    opening: Mutex<HashSet<String>>,
     tasks: Drain,
 }
 
@@ -63,6 +65,15 @@ struct Open {
 impl Runs {
     /// No runs yet, and what they will share. `tasks` are those of the process.
     pub(super) fn new(config: &Config, tasks: Drain) -> anyhow::Result<Self> {
+        Self::of(config, config.shared.is_some(), tasks)
+    }
+
+    /// As [`new`](Self::new), for runs that come and go with sockets of their own.
+    pub(super) fn for_seats(config: &Config, tasks: Drain) -> anyhow::Result<Self> {
+        Self::of(config, true, tasks)
+    }
+
+    fn of(config: &Config, has_many: bool, tasks: Drain) -> anyhow::Result<Self> {
         let base = Base::new(config)?;
         let upstreams = (0..config.workers)
             .map(|_| Upstream::new(&config.upstream).map(Arc::new))
@@ -71,7 +82,7 @@ impl Runs {
         let nobody = access_log::Identity { run: "-", attempt: "-" };
         Ok(Self(Arc::new(Host {
             base: Mutex::new(base),
-            is_shared: config.shared.is_some(),
+            has_many,
             audit_dir: config.shared.as_ref().and_then(|shared| shared.audit_dir.clone()),
             drain_timeout: config.drain_timeout,
             max_connections: config.server.max_connections,
@@ -80,6 +91,7 @@ impl Runs {
             access_log: access_log::Log::open(&config.access_log, &nobody)?,
             registry: Arc::default(),
             open: Mutex::default(),
+            opening: Mutex::default(),
             tasks,
         })))
     }
@@ -119,7 +131,7 @@ impl Runs {
     /// # Errors
     /// This process serves one run only.
     pub fn check_shared(&self) -> anyhow::Result<()> {
-        if self.0.is_shared {
+        if self.0.has_many {
             return Ok(());
         }
         bail!("this process serves one run, on its own socket; the run begins and ends with it")
@@ -185,6 +197,17 @@ impl Runs {
         self.0.open(base.config, None, &base.policy)
     }
 
+    /// Opens a run whose socket is its own.
+    pub(super) fn open_seat(&self, config: Config) -> anyhow::Result<Gateways> {
+        let Base { config: base, policy } = self.0.base().clone();
+        let is_like = base.policy == config.policy
+            && base.prices == config.prices
+            && base.upstream == config.upstream;
+        // Rules are compiled, and prices read, once for all that have the same.
+        let policy = if is_like { policy } else { control::compile(&config)? };
+        self.0.open(config, None, &policy)
+    }
+
     /// Closes the records of all runs, whose calls have ended.
     ///
     /// Side by side: each waits for the disk, and a thousand in a row take longer than a container has to stop.
@@ -233,11 +256,7 @@ impl Host {
         policy: &Policy,
     ) -> anyhow::Result<Gateways> {
         let name = config.identity.run.clone();
-        // Held while the records are opened, so that nobody else opens the same run meanwhile.
-        let mut opened = self.opened();
-        if opened.contains_key(&name) {
-            bail!("run `{name}` is open already");
-        }
+        let _turn = self.turn(&name)?;
         let policy = control::compile_like(policy, &config)?;
         let (audit, recovered) = open_audit(&config, &policy)?;
         let past = Past { spent: recovered.spent, age: recovered.age };
@@ -247,9 +266,18 @@ impl Host {
         let gateways = self.gateways(&run, &policy);
         flush(Arc::clone(&run), &gateways[0].tasks);
         let control = Arc::new(Control::new(run, policy, config));
-        opened.insert(name.clone(), Open { control, spec });
+        self.opened().insert(name.clone(), Open { control, spec });
         self.registry.insert(&name, Arc::clone(&gateways));
         Ok(gateways)
+    }
+
+    /// Nobody else opens the run of this name meanwhile.
+    fn turn(&self, name: &str) -> anyhow::Result<Turn<'_>> {
+        let mut opening = self.opening();
+        if self.opened().contains_key(name) || !opening.insert(name.to_owned()) {
+            bail!("run `{name}` is open already");
+        }
+        Ok(Turn { host: self, name: name.to_owned() })
     }
 
     fn gateways(&self, run: &Arc<Run>, policy: &Arc<policy::Live>) -> Gateways {
@@ -302,6 +330,22 @@ impl Host {
 
     fn opened(&self) -> MutexGuard<'_, HashMap<String, Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opening(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to open a run.
+struct Turn<'a> {
+    host: &'a Host,
+    name: String,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.host.opening().remove(&self.name);
     }
 }
 

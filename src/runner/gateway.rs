@@ -6,8 +6,9 @@ use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::proxy::Proxy;
-use crate::app::App;
+use crate::app::{App, Seat, Seats};
 use crate::budget::Amount;
+use crate::config::Config;
 use crate::run::Run;
 
 pub(super) enum Gateway {
@@ -16,6 +17,8 @@ pub(super) enum Gateway {
         app: Box<App>,
         run: Arc<Run>,
     },
+    /// The same, in a process that has others.
+    Seat(Box<Seat>),
     Container(Box<Proxy>),
 }
 
@@ -41,22 +44,28 @@ pub(super) struct Calls {
 }
 
 impl Gateway {
-    pub(super) fn here(app: App) -> Self {
+    /// Binds the run's socket and opens its log, in this process.
+    pub(super) fn open(config: Config, seats: Option<&Seats>) -> anyhow::Result<Self> {
+        if let Some(seats) = seats {
+            return Ok(Self::Seat(Box::new(seats.open(config)?)));
+        }
+        let app = App::build(config)?;
         let run = app.runs().list().pop().expect("an app on a socket has one run");
-        Self::Here { app: Box::new(app), run }
+        Ok(Self::Here { app: Box::new(app), run })
     }
 
     /// The run, where it is here that its log is kept.
     pub(super) fn run(&self) -> Option<Arc<Run>> {
         match self {
             Self::Here { run, .. } => Some(Arc::clone(run)),
+            Self::Seat(seat) => Some(Arc::clone(seat.run())),
             Self::Container(_) => None,
         }
     }
 
     pub(super) fn signals(&self) -> Signals {
         let mut signals = Signals::default();
-        if let Self::Here { run, .. } = self {
+        if let Some(run) = self.run() {
             signals.exhausted = run.ledger.exhausted().clone();
             signals.ready.cancel();
         }
@@ -67,6 +76,7 @@ impl Gateway {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Here { run, .. } => run.ledger.deadline(),
+            Self::Seat(seat) => seat.run().ledger.deadline(),
             Self::Container(proxy) => proxy.deadline(),
         }
     }
@@ -79,6 +89,10 @@ impl Gateway {
     ) -> (anyhow::Result<()>, Calls) {
         let (served, calls) = match self {
             Self::Here { app, run } => (app.serve(stop).await, calls_of(&run)),
+            Self::Seat(seat) => {
+                let run = Arc::clone(seat.run());
+                (seat.serve(stop).await, calls_of(&run))
+            }
             Self::Container(proxy) => Box::pin(proxy.serve(signals, stop)).await,
         };
         signals.gone.cancel();

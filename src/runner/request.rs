@@ -186,7 +186,18 @@ impl Request {
         let roots = roots.into_iter().map(absolute).collect::<Result<_, _>>()?;
         let grace = self.grace.unwrap_or(GRACE);
         let run_dir = host.run_dir;
-        Ok(Order { config, spec, agent, target: None, roots, run_dir, driver, proxy: None, grace })
+        Ok(Order {
+            config,
+            spec,
+            agent,
+            target: None,
+            roots,
+            run_dir,
+            driver,
+            proxy: None,
+            seats: None,
+            grace,
+        })
     }
 }
 

@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::directory::Directory;
 use super::gateway::Gateway;
 use super::{Order, Prepared, place};
-use crate::app::App;
+use crate::app::Seats;
 use crate::config::Config;
 use crate::sandbox::spec::{Access, Limits, Root, Stamp, Workspace};
 use crate::sandbox::{self, Driver, Owner, RunSpec, Slot};
@@ -80,7 +80,7 @@ struct Ready {
 
 /// What a run has beside its slot.
 struct Bound {
-    app: App,
+    gateway: Gateway,
     policy: String,
     spec: RunSpec,
     stamp: Stamp,
@@ -114,13 +114,13 @@ impl Pool {
         self.kind.suits(&Kind::of(&order)?)?;
         let ready = self.take().ok_or(Unclaimed::NoneReady)?;
         self.changed.notify_one();
-        match self.bind(&order.config, order.spec, &ready) {
-            Ok(Bound { app, policy, spec, stamp, name }) => {
+        match self.bind(&order.config, order.spec, &ready, order.seats.as_ref()) {
+            Ok(Bound { gateway, policy, spec, stamp, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 let directory = ready.directory.path().to_owned();
                 let sandbox = ready.slot.claim(&spec, order.grace);
                 Ok(Prepared {
-                    gateway: Gateway::here(app),
+                    gateway,
                     run: spec.run.clone(),
                     driver: order.driver,
                     order: sandbox::Order { spec, stamp, directory, grace: order.grace },
@@ -139,7 +139,13 @@ impl Pool {
     }
 
     /// Opens the run's log, and binds its socket where the slot finds it.
-    fn bind(&self, config: &Config, mut spec: RunSpec, ready: &Ready) -> anyhow::Result<Bound> {
+    fn bind(
+        &self,
+        config: &Config,
+        mut spec: RunSpec,
+        ready: &Ready,
+        seats: Option<&Seats>,
+    ) -> anyhow::Result<Bound> {
         let mut config = config.clone();
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let name = Directory::create(&self.run_dir, &config.identity.run, &owner)?;
@@ -148,7 +154,7 @@ impl Pool {
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: name.parent(), deadline };
         let policy = config.digest();
-        Ok(Bound { app: App::build(config)?, policy, spec, stamp, name })
+        Ok(Bound { gateway: Gateway::open(config, seats)?, policy, spec, stamp, name })
     }
 
     /// Keeps the stock until `stop`, which is the way to end it, and then takes away what is left of it.

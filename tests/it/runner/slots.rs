@@ -287,6 +287,7 @@ impl Place {
             agent: None,
             target: None,
             proxy: None,
+            seats: None,
             config,
             spec: self.spec(argv),
             roots: vec![self.path()],
