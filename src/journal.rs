@@ -1,2 +1,336 @@
 //! What the service remembers of its runs, so that nothing that was accepted is forgotten: a row for each, and the
 //! events that its watchers were told.
+//!
+//! ```text
+//! queued → running → ended
+//!    └────────────────┘
+//! ```
+//!
+//! **Invariant:** a row moves along these arrows only. Its last events are written with its end, or neither is.
+//!
+//! A run that is not over has its events in memory, too, where its watchers [follow](Journal::follow) them; they reach
+//! the file a moment later. What a run may have there is bounded; see [`feed`].
+
+pub mod event;
+pub mod feed;
+mod row;
+mod schema;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures_util::Stream;
+use futures_util::stream::try_unfold;
+use rusqlite::{OptionalExtension, Transaction, named_params, params};
+
+use crate::base::db::{self, Database};
+
+pub use event::{Event, Kind};
+pub use feed::Feed;
+pub use row::{Ended, Filter, New, Row, State};
+pub use schema::SCHEMA;
+
+/// The runs of one service. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    database: Database,
+    live: Arc<Mutex<HashMap<String, Feed>>>,
+}
+
+/// What became of a run that somebody asked for.
+#[derive(Debug)]
+pub enum Added {
+    New(Feed),
+    /// It was asked for before, with the same key and in the same words.
+    Known(Box<Row>),
+    /// The key was used before, with other words.
+    Conflict(Box<Row>),
+}
+
+impl Journal {
+    /// On a database that has our [`SCHEMA`].
+    pub fn new(database: Database) -> Self {
+        Self { database, live: Arc::default() }
+    }
+
+    /// Writes a run down, which makes it accepted.
+    ///
+    /// # Errors
+    /// It cannot be written; then it is not.
+    pub async fn add(&self, new: New) -> Result<Added, db::Error> {
+        let (run, digest) = (new.id.clone(), new.digest.clone());
+        // Before anybody can be told its name.
+        let feed = self.go_live(&run, 0);
+        let now = now();
+        let added = self.database.write(move |change| insert(change, &new, now)).await;
+        match added {
+            Ok(None) => Ok(Added::New(feed)),
+            Ok(Some(row)) => {
+                self.live().remove(&run);
+                let is_same = row.digest == digest;
+                let row = Box::new(row);
+                Ok(if is_same { Added::Known(row) } else { Added::Conflict(row) })
+            }
+            Err(error) => {
+                self.live().remove(&run);
+                Err(error)
+            }
+        }
+    }
+
+    /// A run that this process had not before: its events go on where they ended.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn resume(&self, run: &str) -> Result<Feed, db::Error> {
+        let id = run.to_owned();
+        let last = "SELECT coalesce(max(seq), 0) FROM event WHERE run = ?1";
+        let last: i64 =
+            self.database.read(move |view| view.query_row(last, [id], |row| row.get(0))).await?;
+        Ok(self.go_live(run, last.cast_unsigned()))
+    }
+
+    /// Writes down that a run begins. What it was asked is needed no more, and forgotten: `wanted` takes its place.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub async fn begin(&self, run: &str, wanted: String) -> Result<(), db::Error> {
+        let (run, now) = (run.to_owned(), now());
+        let begin = "UPDATE run SET state = 'running', started = ?2, wanted = ?3 WHERE id = ?1 AND state = 'queued'";
+        self.database.write(move |change| change.execute(begin, params![run, now, wanted])).await?;
+        Ok(())
+    }
+
+    /// Writes down how a run has ended, and all that its watchers were told.
+    ///
+    /// # Errors
+    /// It cannot be written; it may be tried again.
+    pub async fn end(&self, feed: &Feed, ended: Ended) -> Result<(), db::Error> {
+        let (run, now) = (feed.run().to_owned(), now());
+        let unsaved = feed.unsaved();
+        let last = unsaved.last().map(|event| event.seq);
+        let ending = move |change: &Transaction<'_>| {
+            save(change, &run, &unsaved)?;
+            change.execute(
+                "UPDATE run SET state = 'ended', ended = :now, error_code = :code, result = :result, stdout = :stdout,
+                 stderr = :stderr WHERE id = :run AND state <> 'ended'",
+                named_params! {
+                    ":run": run,
+                    ":now": now,
+                    ":code": ended.error_code,
+                    ":result": ended.result,
+                    ":stdout": ended.stdout,
+                    ":stderr": ended.stderr,
+                },
+            )
+        };
+        self.database.write(ending).await?;
+        feed.saved(last);
+        feed.close();
+        self.live().remove(feed.run());
+        Ok(())
+    }
+
+    /// Writes a run's events as they come, until it is over. What cannot be written is tried again.
+    pub async fn keep(&self, feed: &Feed) {
+        while feed.has_unsaved().await {
+            tokio::time::sleep(feed::GATHER).await;
+            let (run, unsaved) = (feed.run().to_owned(), feed.unsaved());
+            let last = unsaved.last().map(|event| event.seq);
+            match self.database.write(move |change| save(change, &run, &unsaved)).await {
+                Ok(()) => feed.saved(last),
+                Err(error) => tracing::error!(run = feed.run(), %error, "cannot write events"),
+            }
+        }
+    }
+
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn run(&self, id: &str) -> Result<Option<Row>, db::Error> {
+        let id = id.to_owned();
+        let query = row::select("id = ?1");
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare_cached(&query)?.query_row([id], row::read).optional()
+        };
+        self.database.read(read).await
+    }
+
+    /// What a run has printed, once it has ended: standard output and standard error.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn output(&self, id: &str) -> Result<Option<(String, String)>, db::Error> {
+        let id = id.to_owned();
+        let query = "SELECT coalesce(stdout, ''), coalesce(stderr, '') FROM run WHERE id = ?1";
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        self.database.read(move |view| view.query_row(query, [id], read).optional()).await
+    }
+
+    /// Newest first.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn list(&self, filter: Filter) -> Result<Vec<Row>, db::Error> {
+        self.database.read(move |view| filter.query(view)).await
+    }
+
+    /// Runs that have not ended, oldest first: after a start, what another process has left.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn open_rows(&self) -> Result<Vec<Row>, db::Error> {
+        let query = format!("{} ORDER BY created, id", row::select("state <> 'ended'"));
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare(&query)?.query_map([], row::read)?.collect()
+        };
+        self.database.read(read).await
+    }
+
+    /// How many runs of a grant have not ended.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn open_of(&self, grant: &str) -> Result<u32, db::Error> {
+        let grant = grant.to_owned();
+        let query = "SELECT count(*) FROM run WHERE grant_id = ?1 AND state <> 'ended'";
+        self.database.read(move |view| view.query_row(query, [grant], |row| row.get(0))).await
+    }
+
+    /// Says whether anything can be written.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn probe(&self) -> Result<(), db::Error> {
+        self.database.write(|change| change.execute("UPDATE run SET id = id WHERE 0", [])).await?;
+        Ok(())
+    }
+
+    /// Forgets runs that ended before; returns how many.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn forget(&self, ended_before: SystemTime) -> Result<usize, db::Error> {
+        let before = millis(ended_before);
+        let forget = "DELETE FROM run WHERE state = 'ended' AND ended < ?1";
+        self.database.write(move |change| change.execute(forget, [before])).await
+    }
+
+    /// A run's events after one of them, to its end and as they come. A run that is not known has none.
+    pub fn follow(
+        &self,
+        run: &str,
+        after: u64,
+    ) -> impl Stream<Item = Result<Event, db::Error>> + use<> {
+        let feed = self.live().get(run).cloned();
+        let reader = Reader {
+            journal: self.clone(),
+            run: run.to_owned(),
+            feed,
+            after,
+            page: vec![].into_iter(),
+        };
+        try_unfold(reader, |mut reader| async move {
+            Ok(reader.next().await?.map(|event| (event, reader)))
+        })
+    }
+
+    fn go_live(&self, run: &str, last: u64) -> Feed {
+        let feed = Feed::new(run, last);
+        self.live().insert(run.to_owned(), feed.clone());
+        feed
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<String, Feed>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody who watches a run.
+struct Reader {
+    journal: Journal,
+    run: String,
+    feed: Option<Feed>,
+    after: u64,
+    page: std::vec::IntoIter<Event>,
+}
+
+impl Reader {
+    async fn next(&mut self) -> Result<Option<Event>, db::Error> {
+        loop {
+            if let Some(event) = self.page.next() {
+                self.after = event.seq;
+                return Ok(Some(event));
+            }
+            let page = match &self.feed {
+                // What was told before this process began is in the file only.
+                Some(feed) if self.after >= feed.first() => match feed.page(self.after).await {
+                    Some(page) => page,
+                    None => return Ok(None),
+                },
+                _ => self.saved().await?,
+            };
+            match (page.is_empty(), &self.feed) {
+                (false, _) => self.page = page.into_iter(),
+                (true, Some(feed)) if self.after < feed.first() => self.after = feed.first(),
+                (true, _) => return Ok(None),
+            }
+        }
+    }
+
+    async fn saved(&self) -> Result<Vec<Event>, db::Error> {
+        let (run, after) = (self.run.clone(), self.after.cast_signed());
+        let query = "SELECT seq, at, kind, data FROM event WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3";
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare_cached(query)?
+                .query_map(params![run, after, feed::PAGE], event::read)?
+                .collect()
+        };
+        self.journal.database.read(read).await
+    }
+}
+
+/// The row that has the key already, if there is one.
+fn insert(change: &Transaction<'_>, new: &New, now: i64) -> rusqlite::Result<Option<Row>> {
+    if let Some(key) = &new.idempotency_key {
+        let query = row::select("grant_id = ?1 AND idempotency_key = ?2");
+        let found = change.query_row(&query, [&new.grant, key], row::read).optional()?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    change.execute(
+        "INSERT INTO run (id, grant_id, idempotency_key, digest, agent, account, model, wanted, state, created)
+         VALUES (:id, :grant, :key, :digest, :agent, :account, :model, :wanted, 'queued', :now)",
+        named_params! {
+            ":id": new.id,
+            ":grant": new.grant,
+            ":key": new.idempotency_key,
+            ":digest": new.digest,
+            ":agent": new.agent,
+            ":account": new.account,
+            ":model": new.model,
+            ":wanted": new.wanted,
+            ":now": now,
+        },
+    )?;
+    Ok(None)
+}
+
+fn save(change: &Transaction<'_>, run: &str, events: &[Event]) -> rusqlite::Result<()> {
+    let insert = "INSERT INTO event (run, seq, at, kind, data) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING";
+    let mut insert = change.prepare_cached(insert)?;
+    for Event { seq, at_ms, kind, data } in events {
+        insert.execute(params![run, seq.cast_signed(), at_ms, kind.as_str(), &**data])?;
+    }
+    Ok(())
+}
+
+fn now() -> i64 {
+    millis(SystemTime::now())
+}
+
+fn millis(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,93 @@
+//! What the watchers of a run are told.
+
+use std::sync::Arc;
+
+use rusqlite::Row;
+use rusqlite::types::Type;
+use serde::{Deserialize, Serialize};
+
+/// One thing that happened in a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Counts the run's events from 1.
+    pub seq: u64,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    pub kind: Kind,
+    /// A JSON object.
+    pub data: Arc<str>,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The sandbox is being made.
+    RunStarted,
+    /// The agent has said something, a part of its answer.
+    TextDelta,
+    /// The agent uses a tool of its own.
+    ToolCall,
+    ToolResult,
+    /// A call of the LLM has been settled.
+    UsageReport,
+    /// The agent's whole answer.
+    AssistantFinal,
+    /// The run is not ok.
+    Error,
+    /// The agent has ended.
+    Done,
+    /// The run has ended, and its work is where it is.
+    Final,
+}
+
+impl Kind {
+    /// As an SSE event's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::RunStarted => "run_started",
+            Self::TextDelta => "text_delta",
+            Self::ToolCall => "tool_call",
+            Self::ToolResult => "tool_result",
+            Self::UsageReport => "usage_report",
+            Self::AssistantFinal => "assistant_final",
+            Self::Error => "error",
+            Self::Done => "done",
+            Self::Final => "final",
+        }
+    }
+
+    /// Whether watchers can do without, where there is too much of it.
+    pub(super) fn is_detail(self) -> bool {
+        matches!(self, Self::TextDelta | Self::ToolCall | Self::ToolResult | Self::UsageReport)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        ALL.iter().copied().find(|kind| kind.as_str() == text)
+    }
+}
+
+/// A row of `seq, at, kind, data`.
+pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Event> {
+    let kind: String = row.get(2)?;
+    let odd =
+        || rusqlite::Error::FromSqlConversionFailure(2, Type::Text, "no kind of event".into());
+    Ok(Event {
+        seq: row.get::<_, i64>(0)?.cast_unsigned(),
+        at_ms: row.get(1)?,
+        kind: Kind::parse(&kind).ok_or_else(odd)?,
+        data: row.get::<_, String>(3)?.into(),
+    })
+}
+
+const ALL: &[Kind] = &[
+    Kind::RunStarted,
+    Kind::TextDelta,
+    Kind::ToolCall,
+    Kind::ToolResult,
+    Kind::UsageReport,
+    Kind::AssistantFinal,
+    Kind::Error,
+    Kind::Done,
+    Kind::Final,
+];

@@ -1,0 +1,145 @@
+//! One run as the journal has it.
+
+use rusqlite::types::Type;
+use rusqlite::{Connection, Row as Columns, named_params};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A run that somebody asks for.
+#[derive(Clone, Debug)]
+pub struct New {
+    /// Made by the service.
+    pub id: String,
+    /// Whose it is.
+    pub grant: String,
+    /// Asked again with the same one, it is the same run.
+    pub idempotency_key: Option<String>,
+    /// Of what is asked, to tell whether that is the same.
+    pub digest: String,
+    pub agent: String,
+    /// Who pays.
+    pub account: String,
+    pub model: String,
+    /// All that is needed to begin it, in the words of whoever will.
+    pub wanted: String,
+}
+
+/// How a run has ended.
+#[derive(Clone, Debug, Default)]
+pub struct Ended {
+    /// None where it was ok.
+    pub error_code: Option<String>,
+    /// A JSON object.
+    pub result: Option<String>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A run, without what it has printed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub id: String,
+    pub grant: String,
+    pub idempotency_key: Option<String>,
+    pub digest: String,
+    pub agent: String,
+    pub account: String,
+    pub model: String,
+    pub wanted: String,
+    pub state: State,
+    /// Milliseconds since 1970, as the other times.
+    pub created_ms: i64,
+    pub started_ms: Option<i64>,
+    pub ended_ms: Option<i64>,
+    pub error_code: Option<String>,
+    pub result: Option<Value>,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It was accepted, and has not begun.
+    Queued,
+    Running,
+    Ended,
+}
+
+/// Which runs to list.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Only those of a grant.
+    pub grant: Option<String>,
+    pub agent: Option<String>,
+    pub state: Option<State>,
+    /// Only those that are older than this one.
+    pub before: Option<String>,
+    /// How many at most.
+    pub limit: u32,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+impl Filter {
+    pub(super) fn query(&self, view: &Connection) -> rusqlite::Result<Vec<Row>> {
+        let conditions = "(:grant IS NULL OR grant_id = :grant)
+            AND (:agent IS NULL OR agent = :agent)
+            AND (:state IS NULL OR state = :state)
+            AND (:before IS NULL OR (created, id) < (SELECT created, id FROM run WHERE id = :before))";
+        let query = format!("{} ORDER BY created DESC, id DESC LIMIT :limit", select(conditions));
+        let given = named_params! {
+            ":grant": self.grant,
+            ":agent": self.agent,
+            ":state": self.state.map(State::as_str),
+            ":before": self.before,
+            ":limit": self.limit,
+        };
+        view.prepare_cached(&query)?.query_map(given, read)?.collect()
+    }
+}
+
+pub(super) fn select(conditions: &str) -> String {
+    format!(
+        "SELECT id, grant_id, idempotency_key, digest, agent, account, model, wanted, state, created, started, ended,
+         error_code, result FROM run WHERE {conditions}"
+    )
+}
+
+/// A row of [`select`].
+pub(super) fn read(row: &Columns<'_>) -> rusqlite::Result<Row> {
+    let odd = |at, why: &str| {
+        rusqlite::Error::FromSqlConversionFailure(at, Type::Text, why.to_owned().into())
+    };
+    let state: String = row.get(8)?;
+    let result: Option<String> = row.get(13)?;
+    let result = result.map(|text| serde_json::from_str(&text)).transpose();
+    Ok(Row {
+        id: row.get(0)?,
+        grant: row.get(1)?,
+        idempotency_key: row.get(2)?,
+        digest: row.get(3)?,
+        agent: row.get(4)?,
+        account: row.get(5)?,
+        model: row.get(6)?,
+        wanted: row.get(7)?,
+        state: match &*state {
+            "queued" => State::Queued,
+            "running" => State::Running,
+            "ended" => State::Ended,
+            _ => return Err(odd(8, "no state")),
+        },
+        created_ms: row.get(9)?,
+        started_ms: row.get(10)?,
+        ended_ms: row.get(11)?,
+        error_code: row.get(12)?,
+        result: result.map_err(|error| odd(13, &error.to_string()))?,
+    })
+}

@@ -1,0 +1,210 @@
+//! A4, A5: what a service remembers of its runs, and what watchers are told.
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::journal::{
+    Added, Ended, Event, Feed, Filter, Journal, Kind, New, SCHEMA, State, feed,
+};
+use futures_util::{StreamExt, TryStreamExt};
+use serde_json::json;
+use tempfile::TempDir;
+
+struct Desk {
+    journal: Journal,
+    directory: TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self { journal: open(&directory), directory }
+    }
+
+    /// As after a crash.
+    fn again(&self) -> Journal {
+        open(&self.directory)
+    }
+
+    async fn add(&self, id: &str) -> Feed {
+        match self.journal.add(new(id, None, "one")).await.unwrap() {
+            Added::New(feed) => feed,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn open(directory: &TempDir) -> Journal {
+    Journal::new(Database::open(&directory.path().join("state.db"), &[SCHEMA]).unwrap())
+}
+
+fn new(id: &str, key: Option<&str>, digest: &str) -> New {
+    New {
+        id: id.to_owned(),
+        grant: "g1".to_owned(),
+        idempotency_key: key.map(str::to_owned),
+        digest: digest.to_owned(),
+        agent: "sandbox:agent".to_owned(),
+        account: "acct-1".to_owned(),
+        model: "fake".to_owned(),
+        wanted: "{\"secret\":\"prompt\"}".to_owned(),
+    }
+}
+
+async fn told(journal: &Journal, run: &str, after: u64) -> Vec<Event> {
+    journal.follow(run, after).try_collect().await.unwrap()
+}
+
+/// A key is good for one run; other words under the same key are refused.
+#[tokio::test]
+async fn asking_twice_is_asking_once() {
+    let desk = Desk::new();
+    assert!(matches!(desk.journal.add(new("r1", Some("k"), "one")).await, Ok(Added::New(_))));
+    match desk.journal.add(new("r2", Some("k"), "one")).await.unwrap() {
+        Added::Known(row) => assert_eq!(row.id, "r1"),
+        other => panic!("{other:?}"),
+    }
+    match desk.again().add(new("r3", Some("k"), "two")).await.unwrap() {
+        Added::Conflict(row) => assert_eq!(row.id, "r1"),
+        other => panic!("{other:?}"),
+    }
+    let mut other = new("r4", Some("k"), "one");
+    "g2".clone_into(&mut other.grant);
+    assert!(matches!(desk.journal.add(other).await, Ok(Added::New(_))));
+    assert_eq!(desk.journal.open_of("g1").await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn asking_a_hundred_times_at_once_is_asking_once() {
+    let desk = Desk::new();
+    let asked =
+        (0..100).map(|number| desk.journal.add(new(&format!("r{number}"), Some("k"), "one")));
+    let added = futures_util::future::join_all(asked).await;
+    let is_new = |added: &&Result<Added, _>| matches!(added, Ok(Added::New(_)));
+    assert_eq!(added.iter().filter(is_new).count(), 1);
+}
+
+/// Whoever watches from the beginning, from the middle, live or later, is told the same.
+#[tokio::test]
+async fn a_watcher_misses_nothing_and_hears_nothing_twice() {
+    let desk = Desk::new();
+    let feed = desk.add("r1").await;
+    let journal = desk.journal.clone();
+    let live = tokio::spawn(async move { told(&journal, "r1", 0).await });
+    let run = async {
+        desk.journal.begin("r1", "{}".to_owned()).await.unwrap();
+        for number in 0..1000 {
+            feed.tell(Kind::TextDelta, &json!({"text": number.to_string()}));
+            if number % 100 == 0 {
+                tokio::time::sleep(feed_pause()).await;
+            }
+        }
+        feed.tell(Kind::Final, &json!({"ok": true}));
+        desk.journal.end(&feed, Ended::default()).await.unwrap();
+    };
+    tokio::join!(desk.journal.keep(&feed), run);
+    let live = live.await.unwrap();
+    assert_eq!(live.len(), 1001);
+    assert!(live.iter().zip(1..).all(|(event, seq)| event.seq == seq));
+    assert_eq!(told(&desk.journal, "r1", 0).await, live);
+    assert_eq!(told(&desk.again(), "r1", 600).await, live[600..]);
+    assert_eq!(told(&desk.journal, "unknown", 0).await, []);
+}
+
+/// After a crash the events go on where they were, and no number is used twice.
+#[tokio::test]
+async fn what_was_told_before_a_crash_is_followed_by_what_comes_after() {
+    let desk = Desk::new();
+    let feed = desk.add("r1").await;
+    for number in 0..300 {
+        feed.tell(Kind::TextDelta, &json!({"text": number}));
+    }
+    {
+        let mut kept = std::pin::pin!(desk.journal.keep(&feed));
+        let saved = async {
+            while told_in_file(&desk).await < 300 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! { () = &mut kept => (), () = saved => () }
+    }
+    let after = desk.again();
+    let rows = after.open_rows().await.unwrap();
+    assert_eq!(
+        rows.iter().map(|row| (&*row.id, row.state)).collect::<Vec<_>>(),
+        [("r1", State::Queued)]
+    );
+    let feed = after.resume("r1").await.unwrap();
+    let mut watcher = Box::pin(after.follow("r1", 290));
+    assert_eq!(watcher.next().await.unwrap().unwrap().seq, 291);
+    feed.tell(Kind::Final, &json!({"ok": false}));
+    after
+        .end(&feed, Ended { error_code: Some("interrupted".into()), ..Ended::default() })
+        .await
+        .unwrap();
+    let rest: Vec<_> = watcher.try_collect().await.unwrap();
+    assert_eq!(rest.last().map(|event| (event.seq, event.kind)), Some((301, Kind::Final)));
+    assert_eq!(told(&after, "r1", 0).await.len(), 301);
+}
+
+async fn told_in_file(desk: &Desk) -> usize {
+    told(&desk.again(), "r1", 0).await.len()
+}
+
+/// The conversation is not kept longer than it is needed; nor do details crowd out how a run has ended.
+#[tokio::test]
+async fn what_is_kept_is_bounded() {
+    let desk = Desk::new();
+    let feed = desk.add("r1").await;
+    desk.journal.begin("r1", "{\"messages\":0}".to_owned()).await.unwrap();
+    assert_eq!(desk.journal.run("r1").await.unwrap().unwrap().wanted, "{\"messages\":0}");
+    for _ in 0..feed::MAX_EVENTS + 10 {
+        feed.tell(Kind::ToolCall, &json!({}));
+    }
+    feed.tell(Kind::Final, &json!({}));
+    assert_eq!(feed.dropped(), 10);
+    desk.journal.end(&feed, Ended::default()).await.unwrap();
+    let events = told(&desk.again(), "r1", feed::MAX_EVENTS as u64 - 1).await;
+    assert_eq!(
+        events.iter().map(|event| event.kind).collect::<Vec<_>>(),
+        [Kind::ToolCall, Kind::Final]
+    );
+}
+
+/// A run that has ended stays as it is.
+#[tokio::test]
+async fn an_end_is_definite() {
+    let desk = Desk::new();
+    let feed = desk.add("r1").await;
+    desk.journal
+        .end(&feed, Ended { error_code: Some("cancelled".into()), ..Ended::default() })
+        .await
+        .unwrap();
+    let again = desk.journal.resume("r1").await.unwrap();
+    desk.journal.end(&again, Ended::default()).await.unwrap();
+    desk.journal.begin("r1", String::new()).await.unwrap();
+    let row = desk.journal.run("r1").await.unwrap().unwrap();
+    assert_eq!((row.state, row.error_code.as_deref()), (State::Ended, Some("cancelled")));
+}
+
+#[tokio::test]
+async fn lists_are_newest_first_and_paged() {
+    let desk = Desk::new();
+    for id in ["r1", "r2", "r3"] {
+        desk.add(id).await;
+    }
+    let ids = async |filter: Filter| -> Vec<String> {
+        desk.journal.list(filter).await.unwrap().into_iter().map(|row| row.id).collect()
+    };
+    let grant = Some("g1".to_owned());
+    assert_eq!(
+        ids(Filter { grant: grant.clone(), limit: 2, ..Filter::default() }).await,
+        ["r3", "r2"]
+    );
+    let before = Some("r2".to_owned());
+    assert_eq!(ids(Filter { grant, before, limit: 2, ..Filter::default() }).await, ["r1"]);
+    let state = Some(State::Running);
+    assert!(ids(Filter { state, limit: 2, ..Filter::default() }).await.is_empty());
+}
+
+fn feed_pause() -> std::time::Duration {
+    std::time::Duration::from_millis(3)
+}
