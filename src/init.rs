@@ -3,14 +3,15 @@
 //! It connects a local TCP port to the run's socket, starts the agent, forwards signals to it, reaps what it leaves
 //! behind, and ends with its exit status. One thread and one epoll loop do all of it.
 //!
-//! Reading order: [`options`], [`slot`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`];
-//! [`supervisor`] waits, and turns the [`bridge`].
+//! Reading order: [`options`], [`slot`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`]
+//! and [`landlock`]; [`supervisor`] waits, and turns the [`bridge`].
 //!
 //! **Invariant:** nothing of the house is in here, and no runtime: `cogni-init` is these files and little else.
 
 mod agent;
 mod bridge;
 mod filter;
+mod landlock;
 mod listener;
 mod options;
 mod slot;

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -12,14 +13,14 @@ use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
 use super::options::{Options, UnixSockets};
-use super::{Failure, NOT_EXECUTABLE, NOT_FOUND, SETUP_FAILED, filter, supervisor};
+use super::{Failure, NOT_EXECUTABLE, NOT_FOUND, SETUP_FAILED, filter, landlock, supervisor};
 
 /// Starts the agent in a session of its own, and returns its pid.
 pub(crate) fn start(options: &Options) -> Result<Pid, Failure> {
     let image = Image::new(options)?;
-    let unix_sockets = options.unix_sockets;
+    let confinement = Confinement::new(options)?;
     let mut command = Command::new(&options.argv[0]);
-    let child = spawn(&mut command, move || Err(image.become_agent(unix_sockets)));
+    let child = spawn(&mut command, move || Err(image.become_agent(&confinement)));
     match child {
         // The child is waited for by its pid, together with the orphans that we are given.
         Ok(pid) => Ok(pid),
@@ -67,8 +68,8 @@ impl Image {
     ///
     /// We execute it ourselves, and not by the standard library, whose execvp would give a file without a `#!` line to
     /// a shell.
-    fn become_agent(&self, unix_sockets: UnixSockets) -> io::Error {
-        if let Err(error) = confine(unix_sockets) {
+    fn become_agent(&self, confinement: &Confinement) -> io::Error {
+        if let Err(error) = confinement.enter() {
             return error;
         }
         let (argv, env) = (pointers(&self.argv), pointers(&self.env));
@@ -86,17 +87,35 @@ impl Image {
     }
 }
 
-/// The session makes the agent the leader of a process group that does not have us in it.
-fn confine(unix_sockets: UnixSockets) -> io::Result<()> {
-    supervisor::unblock_signals()?;
-    process::setsid()?;
-    process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    thread::set_no_new_privs(true)?;
-    if unix_sockets == UnixSockets::Denied {
-        // An error number of our own: execve has EINVAL and EACCES too.
-        filter::deny_unix_sockets().map_err(|_| io::Error::from_raw_os_error(NO_FILTER))?;
+/// What the agent has and we have not, made before the fork.
+struct Confinement {
+    unix_sockets: UnixSockets,
+    files: Option<OwnedFd>,
+}
+
+impl Confinement {
+    fn new(Options { writable, unix_sockets, .. }: &Options) -> Result<Self, Failure> {
+        let files =
+            if writable.is_empty() { Ok(None) } else { landlock::prepare(writable, *unix_sockets) };
+        let files = files.map_err(|error| Failure::setup("make rules for Landlock", error))?;
+        Ok(Self { unix_sockets: *unix_sockets, files })
     }
-    Ok(())
+
+    /// The session makes the agent the leader of a process group that does not have us in it.
+    fn enter(&self) -> io::Result<()> {
+        supervisor::unblock_signals()?;
+        process::setsid()?;
+        process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        thread::set_no_new_privs(true)?;
+        // Error numbers of our own: execve has EINVAL and EACCES too.
+        if let Some(files) = &self.files {
+            landlock::restrict(files).map_err(|_| io::Error::from_raw_os_error(NO_RULES))?;
+        }
+        if self.unix_sockets == UnixSockets::Denied {
+            filter::deny_unix_sockets().map_err(|_| io::Error::from_raw_os_error(NO_FILTER))?;
+        }
+        Ok(())
+    }
 }
 
 #[expect(unsafe_code, reason = "there is no safe call that executes a program and nothing else")]
@@ -159,6 +178,10 @@ fn refused(program: &OsStr, error: &io::Error) -> Failure {
             SETUP_FAILED,
             "this kernel does not take a filter of system calls; --allow-unix-sockets starts the agent without one".to_owned(),
         ),
+        Some(NO_RULES) => failure(
+            SETUP_FAILED,
+            "this kernel has Landlock, and does not take its rules; without --write the agent starts without them".to_owned(),
+        ),
         Some(libc::EAGAIN | libc::ENOMEM) => failure(
             SETUP_FAILED,
             format!("cannot start a process for `{program}`: {error}; see the sandbox's limits of processes and memory"),
@@ -170,5 +193,6 @@ fn refused(program: &OsStr, error: &io::Error) -> Failure {
 /// `confstr(_CS_PATH)`, the same in glibc and musl but for their order.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Not an answer of any call between fork and exec, so that the parent can tell it from theirs.
+/// Not answers of any call between fork and exec, so that the parent can tell them from theirs.
 const NO_FILTER: i32 = libc::ENOTSUP;
+const NO_RULES: i32 = libc::ENOPKG;

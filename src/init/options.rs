@@ -20,6 +20,8 @@ pub(crate) struct Options {
     pub(crate) grace: Duration,
     /// Whether the agent may make sockets of the family of the run's own.
     pub(crate) unix_sockets: UnixSockets,
+    /// Where the agent may write; anywhere that mounts and modes let it, where nothing is said.
+    pub(crate) writable: Vec<PathBuf>,
     /// For the agent, each as NAME=VALUE; they win over our own.
     pub(crate) env: Vec<OsString>,
     /// The agent's program and its arguments; at least the program.
@@ -49,6 +51,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
         max_runtime: None,
         grace: Duration::from_secs(2),
         unix_sockets: UnixSockets::Denied,
+        writable: vec![],
         env: vec![],
         argv: vec![],
     };
@@ -70,6 +73,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
             "--max-runtime" => options.max_runtime = Some(duration(name, &value()?)?),
             "--grace" => options.grace = duration(name, &value()?)?,
             "--env" => options.env.push(variable(value()?)?),
+            "--write" => options.writable.push(PathBuf::from(value()?)),
             "--slot" => return Ok(Invocation::Wait(PathBuf::from(value()?))),
             "--allow-unix-sockets" => options.unix_sockets = UnixSockets::Allowed,
             "--help" => return Ok(Invocation::Print(HELP.to_owned())),
@@ -134,6 +138,7 @@ Options:
   --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
   --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
   --env NAME=VALUE       a variable for the agent; it wins over one of our own
+  --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
   --slot PATH            connect to this socket instead, and wait there to be told these options and the program
   --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
   --help                 print this

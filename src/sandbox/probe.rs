@@ -146,11 +146,21 @@ fn machine_findings(facts: &Facts) -> Vec<Finding> {
         missing("seccomp", "the kernel takes no filters", "use a kernel with CONFIG_SECCOMP_FILTER")
     };
     let landlock = match facts.landlock {
-        Some(version) => ok("landlock", format!("version {version}")),
+        Some(version @ 6..) => {
+            ok("landlock", format!("version {version}: keeps agents to their files and signals"))
+        }
+        Some(version @ 2..) => {
+            ok("landlock", format!("version {version}: keeps agents to their files"))
+        }
+        Some(version) => warn(
+            "landlock",
+            format!("version {version}, which is not used: it would keep agents from moving files"),
+            "a kernel of 5.19 or newer keeps agents to their files twice; without it, mounts and modes do",
+        ),
         None => warn(
             "landlock",
             "the kernel has none",
-            "nothing needs it; a kernel of 5.13 or newer with `lsm=landlock,…` has it",
+            "a kernel of 5.19 or newer with `lsm=landlock,…` keeps agents to their files twice; without it, mounts and modes do",
         ),
     };
     vec![ok("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock]

@@ -14,6 +14,9 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
         }
     }),
     attempt("killing the first process", |_| kill_first()),
+    attempt("a signal that reaches the first process", |_| {
+        landlocked(6, || Outcome::of(signal(1, 0)))
+    }),
     attempt("tracing the first process", |_| Outcome::of(trace())),
     attempt("reading the first process' memory", |_| Outcome::of(read_memory())),
     attempt("a descriptor of the first process", |_| Outcome::of(descriptor())),
@@ -21,11 +24,21 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("being spared when memory is short", |_| {
         Outcome::of(fs::write("/proc/self/oom_score_adj", "-1000"))
     }),
+    attempt("a file of its own in /proc", |_| {
+        landlocked(2, || Outcome::of(fs::write("/proc/self/comm", "other")))
+    }),
     attempt("more than its limits", |_| Outcome::of(raise())),
 ];
 
 const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
     Attempt { area: "processes", what, make }
+}
+
+/// Where the kernel has Landlock of this version, which is all that denies it.
+fn landlocked(since: i64, attempt: impl Fn() -> Outcome) -> Outcome {
+    // SAFETY: asked for the version the kernel takes no pointer.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
+    if version >= since { attempt() } else { Outcome::Held("no such Landlock here".to_owned()) }
 }
 
 /// The first process, this one, and what started it.

@@ -67,7 +67,7 @@ fn a_machine_that_has_everything_is_told_so() {
     ok       cgroups            version 2: cpu, io, memory, pids
     ok       user namespaces    96000 for a user
     ok       seccomp            the kernel takes filters of system calls
-    ok       landlock           version 7
+    ok       landlock           version 7: keeps agents to their files and signals
     ok       driver embedded    enforces everything
     ok       driver docker      enforces everything, with engine 29.1.0, API 1.52
     ok       container runtime  runc 1.3.3
@@ -92,7 +92,7 @@ fn a_machine_that_has_nothing_is_told_what_to_get() {
     missing  seccomp            the kernel takes no filters
                                 use a kernel with CONFIG_SECCOMP_FILTER
     warn     landlock           the kernel has none
-                                nothing needs it; a kernel of 5.13 or newer with `lsm=landlock,…` has it
+                                a kernel of 5.19 or newer with `lsm=landlock,…` keeps agents to their files twice; without it, mounts and modes do
     missing  driver embedded    this process is not root's, and may set no limits
                                 run it as root, or use Docker
     missing  driver docker      there is no engine
@@ -107,6 +107,11 @@ fn a_machine_that_has_nothing_is_told_what_to_get() {
 
 #[test]
 fn what_is_not_as_it_could_be_has_its_remedy() {
+    insta::assert_snapshot!(news(|facts| facts.landlock = Some(1)), @r"
+    warn     landlock           version 1, which is not used: it would keep agents from moving files
+                                a kernel of 5.19 or newer keeps agents to their files twice; without it, mounts and modes do
+    ");
+    insta::assert_snapshot!(news(|facts| facts.landlock = Some(5)), @"ok       landlock           version 5: keeps agents to their files");
     insta::assert_snapshot!(news(|facts| facts.is_root = false), @r"
     missing  driver embedded    this process is not root's, and may set no limits
                                 run it as root, or use Docker

@@ -2,6 +2,7 @@
 
 mod bridge;
 mod filter;
+mod landlock;
 mod options;
 mod processes;
 mod slot;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Access, HOSTS, Mount, Root, RunSpec, SLOT, SOCKET_DIR, WORKSPACE, Workspace};
+use super::{Access, HOSTS, Mount, Root, RunSpec, SLOT, SOCKET_DIR, Volume, WORKSPACE, Workspace};
 
 /// A directory in memory.
 pub(super) struct Memory {
@@ -22,7 +22,7 @@ impl RunSpec {
             if self.is_slot() {
                 command.extend(["--slot".to_owned(), format!("{SOCKET_DIR}/{SLOT}")]);
             } else {
-                command.extend(self.watchdog());
+                command.extend(self.options());
                 command.push("--".to_owned());
             }
         }
@@ -32,7 +32,7 @@ impl RunSpec {
 
     /// What a slot is told to be this run's, in the words of its first process: what that would have been started with.
     pub fn claim(&self) -> Vec<u8> {
-        let mut arguments = self.watchdog().to_vec();
+        let mut arguments = self.options();
         for (name, value) in self.environment() {
             arguments.extend(["--env".to_owned(), format!("{name}={value}")]);
         }
@@ -52,10 +52,26 @@ impl RunSpec {
         self.argv.is_empty()
     }
 
-    /// It ends the agent by itself when its runner cannot, and so a little later than its runner would.
-    fn watchdog(&self) -> [String; 2] {
+    /// What the first process is to see to by itself: it ends the agent when the runner cannot, and so a little later
+    /// than that would; and it keeps the agent from writing anywhere else than here.
+    fn options(&self) -> Vec<String> {
         let after = (self.limits.max_runtime + WATCHDOG_DELAY).as_secs();
-        ["--max-runtime".to_owned(), format!("{after}s")]
+        let mut options = vec!["--max-runtime".to_owned(), format!("{after}s")];
+        for place in self.writable() {
+            options.extend(["--write".to_owned(), place]);
+        }
+        options
+    }
+
+    fn writable(&self) -> Vec<String> {
+        let is_read_only =
+            matches!(self.workspace, Workspace::Directory { access: Access::ReadOnly, .. });
+        let workspace = (!is_read_only).then_some(WORKSPACE);
+        let own = WRITABLE.iter().copied().chain(workspace).map(str::to_owned);
+        let mounts = self.mounts.iter().map(|Mount { target, access, .. }| (target, access));
+        let volumes = self.volumes.iter().map(|Volume { target, access, .. }| (target, access));
+        let given = mounts.chain(volumes).filter(|(_, access)| **access == Access::ReadWrite);
+        own.chain(given.map(|(target, _)| target.display().to_string())).collect()
     }
 
     pub(super) fn environment(&self) -> BTreeMap<String, String> {
@@ -115,6 +131,9 @@ pub(super) const ULIMITS: [(&str, u64); 3] = [("nofile", 4096), ("core", 0), ("f
 
 /// Where the whole machine is short of memory, a sandbox goes before its host.
 pub(super) const OOM_SCORE_ADJ: i32 = 500;
+
+/// In memory, all of them.
+const WRITABLE: &[&str] = &["/dev/mqueue", "/dev/shm", "/run", "/tmp"];
 
 /// After the runner's own deadline and all the time that it gives for an end.
 const WATCHDOG_DELAY: Duration = Duration::from_secs(30);

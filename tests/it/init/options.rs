@@ -51,6 +51,7 @@ fn help_and_version_are_printed() {
       --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
       --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
       --env NAME=VALUE       a variable for the agent; it wins over one of our own
+      --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
       --slot PATH            connect to this socket instead, and wait there to be told these options and the program
       --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
       --help                 print this

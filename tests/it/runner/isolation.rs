@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::sandboxed::{Sandboxed, sh};
+use crate::support::sandboxed::landlock;
 
 /// R3: in words of the kernel.
 #[test]
@@ -45,6 +46,27 @@ fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
     /tmp rw
     /workspace rw
     ");
+}
+
+/// R3: where mounts and modes would let it, Landlock does not; where it is to write, it still does.
+#[test]
+fn what_only_landlock_denies_is_denied() {
+    let look = "
+        echo x 2>/dev/null > /proc/self/comm && echo 'named itself'
+        kill -0 1 2>/dev/null && echo 'could signal the first process'
+        for place in /tmp /run /dev/shm /workspace; do
+            (mkdir -p $place/a && echo x > $place/a/x && mv $place/a/x $place/x && rm -r $place/a $place/x) || echo \"not $place\"
+        done
+        echo x > /dev/null
+    ";
+    let result = Sandboxed::new().run(&[], &sh(look));
+    let expected = match landlock() {
+        6.. => "",
+        2.. => "could signal the first process\n",
+        _ => "named itself\ncould signal the first process\n",
+    };
+    assert_eq!(result.json["stdout"], expected, "{}", result.json);
+    assert_eq!(result.facts(), json!([true, 0, null]));
 }
 
 /// R3: each of these ends badly; one that is not there would prove nothing, and is told.

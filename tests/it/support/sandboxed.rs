@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use cogni_gateway::sandbox::probe::machine;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -112,4 +113,9 @@ pub(crate) fn entries(directory: &Path) -> Vec<String> {
 
 pub(crate) fn sh(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
+}
+
+/// The version of the kernel's Landlock; 0 where there is none.
+pub(crate) fn landlock() -> u32 {
+    machine::look(Path::new("/"), None, None).landlock.unwrap_or(0)
 }
