@@ -7,6 +7,7 @@ pub mod demo;
 pub mod doctor;
 pub mod explain;
 pub mod flags;
+pub mod grant;
 pub mod health;
 mod log;
 pub mod provider;
@@ -81,6 +82,12 @@ pub fn command() -> Command {
                 .subcommand_required(true)
                 .arg_required_else_help(true),
         ))
+        .subcommand(grant::Command::augment_subcommands(
+            Command::new("grant")
+                .about("Say who may ask the service for what")
+                .subcommand_required(true)
+                .arg_required_else_help(true),
+        ))
         .subcommand(token::Command::augment_subcommands(
             Command::new("token")
                 .about("Make run tokens, or look into them")
@@ -106,6 +113,7 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
             provider::run(provider::Args::from_arg_matches(matches)?, out)
         }
         Some(("audit", matches)) => audit::run(&audit::Command::from_arg_matches(matches)?, out),
+        Some(("grant", matches)) => grant::run(grant::Command::from_arg_matches(matches)?, out),
         Some(("token", matches)) => {
             token::run(&token::Command::from_arg_matches(matches)?, io::stdin(), out)
         }

@@ -1,1 +1,104 @@
 //! Who may ask for what: bearer tokens with scopes, of which only hashes are kept.
+//!
+//! A grant is for a program that asks on behalf of others, not for those others. It says which agents may be run, who
+//! may be made to pay, which repositories may be worked on, and what one run may spend at most.
+//!
+//! **Invariant:** a token is random and is told once; what is stored cannot be turned into it.
+//!
+//! **Invariant:** what a grant does not name it does not allow: an empty list allows nothing.
+
+mod access;
+mod denied;
+mod pattern;
+mod store;
+mod terms;
+mod token;
+
+use std::time::SystemTime;
+
+pub use access::Access;
+pub use denied::Denied;
+pub use pattern::Pattern;
+pub use store::{Error, Grants, SCHEMA};
+pub use terms::{Invalid, Terms};
+
+/// One grant, without its token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grant {
+    pub id: String,
+    /// For people: who has it.
+    pub name: String,
+    pub terms: Terms,
+    pub created: SystemTime,
+    /// From here on it is worth nothing.
+    pub expires: Option<SystemTime>,
+    pub revoked: Option<SystemTime>,
+    /// To the minute, because it is not written down more often.
+    pub used: Option<SystemTime>,
+}
+
+impl Grant {
+    /// # Errors
+    /// It has been revoked, or its time is over.
+    pub fn check_at(&self, now: SystemTime) -> Result<(), Denied> {
+        if self.revoked.is_some() {
+            return Err(Denied::Revoked);
+        }
+        match self.expires {
+            Some(end) if end <= now => Err(Denied::Expired),
+            _ => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// It does not come with this kind of access.
+    pub fn allows(&self, access: Access) -> Result<(), Denied> {
+        if self.terms.access.contains(&access) { Ok(()) } else { Err(Denied::Access(access)) }
+    }
+
+    /// # Errors
+    /// The agent is not among those it names.
+    pub fn allows_agent(&self, agent: &str) -> Result<(), Denied> {
+        let is_named = self.terms.agents.iter().any(|pattern| pattern.matches(agent));
+        if is_named { Ok(()) } else { Err(Denied::Agent(agent.to_owned())) }
+    }
+
+    /// # Errors
+    /// It is for nothing that runs in a sandbox.
+    pub fn allows_sandbox(&self) -> Result<(), Denied> {
+        if self.terms.allow_sandbox { Ok(()) } else { Err(Denied::Sandbox) }
+    }
+
+    /// Who pays: the account that is asked for, or the first that the grant names.
+    ///
+    /// # Errors
+    /// The account is not among those it names, or none is asked for and the first is a pattern.
+    pub fn account(&self, asked: Option<&str>) -> Result<String, Denied> {
+        let accounts = &self.terms.accounts;
+        let Some(asked) = asked else {
+            let first = accounts.first().and_then(Pattern::exact);
+            return first.map(str::to_owned).ok_or(Denied::NoAccount);
+        };
+        let is_named = accounts.iter().any(|pattern| pattern.matches(asked));
+        if is_named { Ok(asked.to_owned()) } else { Err(Denied::Account(asked.to_owned())) }
+    }
+
+    /// By the URL that the repository is cloned from, in its one spelling.
+    ///
+    /// # Errors
+    /// The repository is not among those it names.
+    pub fn allows_repository(&self, url: &str) -> Result<(), Denied> {
+        let bare = url.strip_suffix(".git").unwrap_or(url);
+        let is_named = self
+            .terms
+            .repositories
+            .iter()
+            .any(|pattern| pattern.matches(bare) || pattern.matches(url));
+        if is_named { Ok(()) } else { Err(Denied::Repository(url.to_owned())) }
+    }
+
+    /// Whether it may see and end what another grant has begun.
+    pub fn is_admin(&self) -> bool {
+        self.terms.access.contains(&Access::Admin)
+    }
+}

@@ -142,6 +142,22 @@ impl Limits {
             deadline: self.deadline.or(base.deadline),
         }
     }
+
+    /// Of each limit the lower one, where both set it.
+    #[must_use]
+    pub fn within(&self, ceiling: &Self) -> Self {
+        Self {
+            max_turns: lower(self.max_turns, ceiling.max_turns),
+            max_total_tokens: lower(self.max_total_tokens, ceiling.max_total_tokens),
+            max_input_tokens: lower(self.max_input_tokens, ceiling.max_input_tokens),
+            max_output_tokens: lower(self.max_output_tokens, ceiling.max_output_tokens),
+            max_cost_usd: lower(self.max_cost_usd, ceiling.max_cost_usd),
+            max_concurrent: lower(self.max_concurrent, ceiling.max_concurrent),
+            requests_per_minute: lower(self.requests_per_minute, ceiling.requests_per_minute),
+            tokens_per_minute: lower(self.tokens_per_minute, ceiling.tokens_per_minute),
+            deadline: lower(self.deadline, ceiling.deadline),
+        }
+    }
 }
 
 impl Ledger {
@@ -401,6 +417,14 @@ impl Drop for Reservation {
         if self.open {
             self.ledger.close(self.granted, self.granted);
         }
+    }
+}
+
+/// `None` is no limit.
+fn lower<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
     }
 }
 

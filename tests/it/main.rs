@@ -25,6 +25,7 @@ mod explain;
 mod forge;
 mod gateway;
 mod github;
+mod grant;
 mod init;
 mod journal;
 mod metrics;

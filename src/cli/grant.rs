@@ -1,0 +1,241 @@
+//! `cogni-gateway grant`: who may ask the service for what, beside the running service or before its first start.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::bail;
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use crate::base::db::Database;
+use crate::budget::{Limits, Nanodollars, Tokens};
+use crate::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
+
+/// What can be done with grants.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a grant, and print its token, which is shown this once
+    Mint(Box<Mint>),
+    /// Show all grants
+    List {
+        #[command(flatten)]
+        place: Place,
+
+        /// Those that are worth nothing any more, too
+        #[arg(long)]
+        all: bool,
+
+        /// A line of JSON for each
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one grant, and all that it allows
+    Show {
+        #[command(flatten)]
+        place: Place,
+
+        id: String,
+    },
+    /// Make a grant worthless; a running service knows within half a second
+    Revoke {
+        #[command(flatten)]
+        place: Place,
+
+        id: String,
+    },
+}
+
+/// Where the service keeps its state.
+#[derive(Debug, clap::Args)]
+pub struct Place {
+    /// The service's directory, as `serve.state_dir` names it
+    #[arg(long, value_name = "DIR", env = "COGNI_STATE_DIR", default_value = "/var/lib/cogni")]
+    state_dir: PathBuf,
+}
+
+/// The terms of a new grant.
+#[derive(Debug, clap::Args)]
+pub struct Mint {
+    #[command(flatten)]
+    place: Place,
+
+    /// Who has it, for people
+    #[arg(long)]
+    name: String,
+
+    /// What it is for: read, runs, billing, admin
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "read,runs")]
+    access: Vec<Access>,
+
+    /// Let it run agents in sandboxes
+    #[arg(long)]
+    allow_sandbox: bool,
+
+    /// An agent that it may run, such as `sandbox:agent`; a `*` at the end stands for any rest
+    #[arg(long = "agent", value_name = "NAME")]
+    agents: Vec<Pattern>,
+
+    /// Who may be made to pay; the first does where nobody is named
+    #[arg(long = "account", value_name = "ACCOUNT")]
+    accounts: Vec<Pattern>,
+
+    /// A repository that it may have worked on, such as `https://github.com/acme/*`
+    #[arg(long = "repo", value_name = "URL")]
+    repositories: Vec<Pattern>,
+
+    /// When it ends by itself, such as 90d [default: never]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
+
+    /// Runs that it may have at the same time
+    #[arg(long, value_name = "COUNT")]
+    max_runs: Option<u32>,
+
+    #[command(flatten)]
+    budget: Budget,
+
+    /// The grant and its token as JSON, in place of the token alone
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one run may spend at most.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "What one run may spend at most")]
+struct Budget {
+    /// Calls that make a model generate
+    #[arg(long, value_name = "COUNT")]
+    max_turns: Option<u64>,
+
+    /// Tokens in and out together
+    #[arg(long, value_name = "COUNT")]
+    max_total_tokens: Option<u64>,
+
+    /// Money, by the price table
+    #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
+    max_cost_usd: Option<Nanodollars>,
+
+    /// How long it may last
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    deadline: Option<Duration>,
+}
+
+/// Runs the command.
+pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    runtime.block_on(async {
+        match command {
+            Command::Mint(wanted) => mint(*wanted, out).await?,
+            Command::List { place, all, json } => list(&place.open()?, all, json, out).await?,
+            Command::Show { place, id } => {
+                let grant = place.open()?.show(&id).await?;
+                writeln!(out, "{:#}", described(&grant, SystemTime::now()))?;
+            }
+            Command::Revoke { place, id } => {
+                let grant = place.open()?.revoke(&id).await?;
+                writeln!(out, "{} ({}) is revoked", grant.id, grant.name)?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+async fn mint(wanted: Mint, out: &mut impl Write) -> anyhow::Result<()> {
+    let Mint { place, name, access, allow_sandbox, agents, accounts, repositories, .. } = wanted;
+    let Budget { max_turns, max_total_tokens, max_cost_usd, deadline } = wanted.budget;
+    let terms = Terms {
+        access: access.into_iter().collect(),
+        allow_sandbox,
+        agents,
+        accounts,
+        repositories,
+        budget: Limits {
+            max_turns,
+            max_total_tokens: max_total_tokens.map(Tokens),
+            max_cost_usd,
+            deadline,
+            ..Limits::default()
+        },
+        max_runs: wanted.max_runs,
+    };
+    // Before the file is made: who asks for nonsense should leave nothing.
+    terms.check().map_err(Error::from)?;
+    if wanted.ttl.is_some_and(|ttl| ttl.is_zero() || ttl > MAX_TTL) {
+        bail!("--ttl is from 1s to 10y; leave it out for a grant that does not end by itself");
+    }
+    let now = SystemTime::now();
+    let expires = wanted.ttl.map(|ttl| now + ttl);
+    let (grant, token) = place.open()?.mint(&name, terms, expires).await?;
+    if wanted.json {
+        let mut all = described(&grant, now);
+        all["token"] = token.expose().into();
+        writeln!(out, "{all}")?;
+    } else {
+        writeln!(out, "{}", token.expose())?;
+    }
+    Ok(())
+}
+
+async fn list(grants: &Grants, all: bool, json: bool, out: &mut impl Write) -> anyhow::Result<()> {
+    let now = SystemTime::now();
+    let mut grants = grants.list().await?;
+    grants.retain(|grant| all || grant.check_at(now).is_ok());
+    if json {
+        return Ok(grants
+            .iter()
+            .try_for_each(|grant| writeln!(out, "{}", described(grant, now)))?);
+    }
+    if grants.is_empty() {
+        writeln!(out, "there is no grant; `cogni-gateway grant mint` makes one")?;
+    }
+    for grant in &grants {
+        let access: Vec<_> = grant.terms.access.iter().map(|access| access.as_str()).collect();
+        let used = grant
+            .used
+            .map_or_else(|| "never used".to_owned(), |used| format!("used {}", date(used)));
+        let Grant { id, name, .. } = grant;
+        writeln!(out, "{id}  {:<8} {name}: {}; {used}", state(grant, now), access.join(", "))?;
+    }
+    Ok(())
+}
+
+impl Place {
+    fn open(&self) -> anyhow::Result<Grants> {
+        Ok(Grants::new(Database::open(&self.state_dir.join("state.db"), &[SCHEMA])?))
+    }
+}
+
+fn described(grant: &Grant, now: SystemTime) -> Value {
+    let Grant { id, name, terms, created, expires, revoked, used } = grant;
+    json!({
+        "id": id,
+        "name": name,
+        "state": state(grant, now),
+        "terms": terms,
+        "created": date(*created),
+        "expires": expires.map(date),
+        "revoked": revoked.map(date),
+        "used": used.map(date),
+    })
+}
+
+fn state(grant: &Grant, now: SystemTime) -> &'static str {
+    match grant.check_at(now) {
+        Ok(()) => "good",
+        Err(_) if grant.revoked.is_some() => "revoked",
+        Err(_) => "expired",
+    }
+}
+
+fn dollars(given: &str) -> Result<Nanodollars, &'static str> {
+    Nanodollars::parse(given).ok_or("give an amount of dollars, such as 2.50")
+}
+
+fn date(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+/// Ours: who needs more than that means one that does not end.
+const MAX_TTL: Duration = Duration::from_hours(10 * 8766);

@@ -1,0 +1,73 @@
+//! What a scope names: one thing, or everything that begins alike.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A text, or the beginning of texts where it ends with `*`.
+///
+/// ```
+/// # use cogni_gateway::grant::Pattern;
+/// let ours: Pattern = "https://github.com/acme/*".parse().unwrap();
+/// assert!(ours.matches("https://github.com/acme/site"));
+/// assert!(!ours.matches("https://github.com/acme-evil/site"));
+/// assert!("sandbox:agent".parse::<Pattern>().unwrap().matches("sandbox:agent"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Pattern(String);
+
+impl Pattern {
+    pub fn matches(&self, text: &str) -> bool {
+        match self.0.strip_suffix('*') {
+            Some(beginning) => text.starts_with(beginning),
+            None => text == self.0,
+        }
+    }
+
+    /// The one text that it stands for; `None` where it stands for many.
+    pub fn exact(&self) -> Option<&str> {
+        (!self.0.ends_with('*')).then_some(&*self.0)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = &'static str;
+
+    fn from_str(given: &str) -> Result<Self, Self::Err> {
+        let inner = given.strip_suffix('*').unwrap_or(given);
+        let is_plain = inner.chars().all(|c| c.is_ascii_graphic() && c != '*');
+        if given.is_empty() || !is_plain || given.len() > MAX_BYTES {
+            return Err("give a name, or the beginning of names and a `*`");
+        }
+        Ok(Self(given.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Pattern {
+    type Error = &'static str;
+
+    fn try_from(given: String) -> Result<Self, Self::Error> {
+        given.parse()
+    }
+}
+
+impl From<Pattern> for String {
+    fn from(pattern: Pattern) -> Self {
+        pattern.0
+    }
+}
+
+/// Longer than any URL of a repository that is in use.
+const MAX_BYTES: usize = 512;

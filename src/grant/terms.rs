@@ -1,0 +1,68 @@
+//! What a grant allows, as it is written down.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Access, Pattern};
+use crate::budget::Limits;
+
+/// The scopes of a grant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Terms {
+    pub access: BTreeSet<Access>,
+    /// Agents that run in sandboxes may be asked for, which all of ours do.
+    pub allow_sandbox: bool,
+    /// Agents, by their names.
+    pub agents: Vec<Pattern>,
+    /// Who may be made to pay. The first pays where nobody is named.
+    pub accounts: Vec<Pattern>,
+    /// Repositories, by their URLs: `https://host/owner/*`.
+    pub repositories: Vec<Pattern>,
+    /// What one run may spend at most, whatever else is asked for.
+    pub budget: Limits,
+    /// Runs that have not ended.
+    pub max_runs: Option<u32>,
+}
+
+/// Terms that would allow nothing, or not what they seem to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("the grant has no access; give some of read, runs, billing and admin")]
+    Access,
+    #[error("the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`")]
+    Agents,
+    #[error("the grant may begin runs that nobody pays for; name an account")]
+    Accounts,
+    #[error("the grant may begin runs, and all agents run in sandboxes; allow those, too")]
+    Sandbox,
+    #[error("the grant may have no run; give at least 1, or no limit")]
+    MaxRuns,
+    #[error("a grant's name has 1 to 128 characters, and none that cannot be seen")]
+    Name,
+}
+
+impl Terms {
+    /// Whether a grant with these terms can be used at all.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn check(&self) -> Result<(), Invalid> {
+        if self.access.is_empty() {
+            return Err(Invalid::Access);
+        }
+        if self.max_runs == Some(0) {
+            return Err(Invalid::MaxRuns);
+        }
+        if !self.access.contains(&Access::Runs) {
+            return Ok(());
+        }
+        match self {
+            Self { allow_sandbox: false, .. } => Err(Invalid::Sandbox),
+            Self { agents, .. } if agents.is_empty() => Err(Invalid::Agents),
+            Self { accounts, .. } if accounts.is_empty() => Err(Invalid::Accounts),
+            _ => Ok(()),
+        }
+    }
+}

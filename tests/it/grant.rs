@@ -1,0 +1,374 @@
+//! A3: who may ask for what. A grant is told once, kept as a hash, and worth nothing when it is revoked or over.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::budget::{Limits, Tokens};
+use cogni_gateway::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
+use proptest::prelude::*;
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+use crate::support::process::patience;
+
+/// A3: hashed at rest.
+#[tokio::test]
+async fn what_is_stored_cannot_be_turned_into_a_token() {
+    let (place, grants) = grants();
+    let (_, token) = grants.mint("platform", terms(), None).await.unwrap();
+    assert!(token.expose().starts_with("cgr_") && token.expose().len() == 47, "of 256 bits");
+    for file in std::fs::read_dir(place.path()).unwrap() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains(&token.expose()[4..]), "the token is in the file");
+    }
+}
+
+#[tokio::test]
+async fn a_token_stands_for_its_grant_and_no_other_text_does() {
+    let (_place, grants) = grants();
+    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
+    let (other, _) = grants.mint("other", terms(), None).await.unwrap();
+    let found = grants.check(token.expose()).await.unwrap();
+    assert_eq!((&found.id, &found.terms), (&grant.id, &grant.terms));
+    assert_ne!(found.id, other.id);
+    let text = token.expose();
+    let mut last = text.to_owned();
+    last.replace_range(46.., if text.ends_with('A') { "E" } else { "A" });
+    for wrong in ["", "cgr_", "Bearer", &text[4..], &text[..46], &last, &format!("{text}A")] {
+        assert_eq!(refused(&grants, wrong).await, "unauthorized", "{wrong}");
+    }
+}
+
+/// A3: a process that has just seen a grant as good does not let it through any more.
+#[tokio::test]
+async fn a_revoked_grant_is_worth_nothing_at_once() {
+    let (_place, grants) = grants();
+    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
+    grants.check(token.expose()).await.unwrap();
+    let revoked = grants.revoke(&grant.id).await.unwrap();
+    assert_eq!(refused(&grants, token.expose()).await, "grant_revoked");
+    assert_eq!(grants.revoke(&grant.id).await.unwrap().revoked, revoked.revoked, "when it was");
+}
+
+/// A3: the command line revokes in the file of a running service.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
+    let (place, grants) = grants();
+    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
+    grants.check(token.expose()).await.unwrap();
+    let elsewhere = Grants::new(open(place.path()));
+    elsewhere.revoke(&grant.id).await.unwrap();
+    let handle = tokio::runtime::Handle::current();
+    tokio::task::spawn_blocking(move || {
+        patience(
+            || handle.block_on(refused(&grants, token.expose())) == "grant_revoked",
+            || "it is still good".to_owned(),
+        );
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_ends_when_its_time_is_over() {
+    let (_place, grants) = grants();
+    let now = SystemTime::now();
+    let (grant, past) = grants.mint("past", terms(), Some(now)).await.unwrap();
+    assert_eq!(refused(&grants, past.expose()).await, "grant_expired");
+    let end = grant.expires.unwrap();
+    assert!(grant.check_at(end - Duration::from_millis(1)).is_ok());
+    assert!(grant.check_at(end).is_err(), "the moment at which it ends is not its own");
+    let (_, future) =
+        grants.mint("future", terms(), Some(now + Duration::from_hours(1))).await.unwrap();
+    grants.check(future.expose()).await.unwrap();
+}
+
+#[tokio::test]
+async fn that_a_grant_is_used_is_written_down() {
+    let (_place, grants) = grants();
+    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
+    assert_eq!(grants.show(&grant.id).await.unwrap().used, None);
+    grants.check(token.expose()).await.unwrap();
+    let used = grants.show(&grant.id).await.unwrap().used.unwrap();
+    assert!(used >= grant.created);
+}
+
+/// A3: each scope has a code of its own, and a sentence.
+#[test]
+fn what_a_grant_does_not_name_it_does_not_allow() {
+    let named = grant(terms());
+    assert_eq!(named.account(None).unwrap(), "acct-1");
+    assert_eq!(named.account(Some("team-7")).unwrap(), "team-7");
+    named.allows_agent("sandbox:agent").unwrap();
+    named.allows_repository("https://github.com/acme/site.git").unwrap();
+    named.allows_repository("https://github.com/acme/site").unwrap();
+    let nothing = grant(Terms::default());
+    let many = grant(Terms { accounts: vec![pattern("*")], ..terms() });
+    let refused = [
+        named.allows(Access::Admin).unwrap_err(),
+        named.allows_agent("sandbox:openclaw").unwrap_err(),
+        named.allows_agent("sandbox:agent2").unwrap_err(),
+        named.account(Some("acct-2")).unwrap_err(),
+        named.allows_repository("https://github.com/acme-evil/site.git").unwrap_err(),
+        many.account(None).unwrap_err(),
+        nothing.allows(Access::Read).unwrap_err(),
+        nothing.allows_sandbox().unwrap_err(),
+        nothing.allows_agent("sandbox:agent").unwrap_err(),
+        nothing.account(None).unwrap_err(),
+        nothing.allows_repository("https://github.com/acme/site.git").unwrap_err(),
+    ];
+    let refused: Vec<_> =
+        refused.iter().map(|denied| format!("{}: {denied}", denied.code())).collect();
+    insta::assert_snapshot!(refused.join("\n"), @r"
+    forbidden: this grant does not come with `admin` access
+    forbidden_agent: this grant does not allow the agent `sandbox:openclaw`
+    forbidden_agent: this grant does not allow the agent `sandbox:agent2`
+    forbidden_account: this grant does not allow the account `acct-2` to pay
+    forbidden_repo: this grant does not allow the repository `https://github.com/acme-evil/site.git`
+    forbidden_account: this grant names no account that pays where none is asked for; name one
+    forbidden: this grant does not come with `read` access
+    sandbox_not_allowed: this grant does not allow agents in sandboxes
+    forbidden_agent: this grant does not allow the agent `sandbox:agent`
+    forbidden_account: this grant names no account that pays where none is asked for; name one
+    forbidden_repo: this grant does not allow the repository `https://github.com/acme/site.git`
+    ");
+}
+
+#[test]
+fn terms_that_allow_nothing_are_refused() {
+    let wrong = [
+        Terms::default(),
+        Terms { allow_sandbox: false, ..terms() },
+        Terms { agents: vec![], ..terms() },
+        Terms { accounts: vec![], ..terms() },
+        Terms { max_runs: Some(0), ..terms() },
+    ];
+    let said: Vec<_> = wrong.iter().map(|terms| terms.check().unwrap_err().to_string()).collect();
+    insta::assert_snapshot!(said.join("\n"), @r"
+    the grant has no access; give some of read, runs, billing and admin
+    the grant may begin runs, and all agents run in sandboxes; allow those, too
+    the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`
+    the grant may begin runs that nobody pays for; name an account
+    the grant may have no run; give at least 1, or no limit
+    ");
+}
+
+#[test]
+fn a_budget_stays_below_its_ceiling() {
+    let tokens = |count| Some(Tokens(count));
+    let asked = Limits { max_turns: Some(50), max_total_tokens: tokens(10), ..Limits::default() };
+    let ceiling = Limits {
+        max_turns: Some(5),
+        max_total_tokens: tokens(100),
+        deadline: Some(Duration::from_mins(1)),
+        ..Limits::default()
+    };
+    let within = asked.clone().within(&ceiling);
+    assert_eq!(
+        (within.max_turns, within.max_total_tokens, within.deadline),
+        (Some(5), tokens(10), Some(Duration::from_mins(1)))
+    );
+    assert_eq!(within, ceiling.within(&asked), "it does not matter who says which");
+}
+
+proptest! {
+    /// No text gets a pattern to match what does not begin as it does.
+    #[test]
+    fn a_pattern_matches_what_begins_like_it(given in "[!-~]{1,20}", text in "[!-~]{0,30}") {
+        let Ok(pattern) = given.parse::<Pattern>() else { return Ok(()) };
+        let expected = match given.strip_suffix('*') {
+            Some(beginning) => text.starts_with(beginning),
+            None => text == given,
+        };
+        prop_assert_eq!(pattern.matches(&text), expected);
+        prop_assert!(!given[..given.len() - 1].contains('*'));
+    }
+
+    /// What stands in the file is read as what was minted.
+    #[test]
+    fn terms_are_read_as_they_were_written(turns in any::<Option<u64>>(), seconds in 0_u64..1 << 40, runs in any::<Option<u32>>()) {
+        let budget = Limits { max_turns: turns, deadline: Some(Duration::from_secs(seconds)), ..Limits::default() };
+        let terms = Terms { budget, max_runs: runs, ..terms() };
+        let text = serde_json::to_string(&terms).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Terms>(&text).unwrap(), terms);
+    }
+}
+
+/// A3: the command line mints, shows and revokes, and tells a token once.
+#[test]
+fn grants_are_minted_and_revoked_by_the_command_line() {
+    let place = tempdir().unwrap();
+    let (code, token, _) = cogni(place.path(), &MINT);
+    assert_eq!((code, token.trim().len()), (0, 47), "{token}");
+    let (_, minted, _) = cogni(place.path(), &[&MINT[..], &["--ttl", "90d", "--json"]].concat());
+    let minted: Value = serde_json::from_str(&minted).unwrap();
+    let id = minted["id"].as_str().unwrap();
+    let (_, shown, _) = cogni(place.path(), &["show", id]);
+    insta::with_settings!({filters => hidden()}, {
+        insta::assert_snapshot!(shown, @r#"
+        {
+          "created": "[time]",
+          "expires": "[time]",
+          "id": "[id]",
+          "name": "the platform",
+          "revoked": null,
+          "state": "good",
+          "terms": {
+            "access": [
+              "read",
+              "runs"
+            ],
+            "accounts": [
+              "acct-1"
+            ],
+            "agents": [
+              "sandbox:*"
+            ],
+            "allow_sandbox": true,
+            "budget": {
+              "deadline": "1h",
+              "max_concurrent": null,
+              "max_cost_usd": "2.5",
+              "max_input_tokens": null,
+              "max_output_tokens": null,
+              "max_total_tokens": null,
+              "max_turns": 50,
+              "requests_per_minute": null,
+              "tokens_per_minute": null
+            },
+            "max_runs": 4,
+            "repositories": [
+              "https://github.com/acme/*"
+            ]
+          },
+          "used": null
+        }
+        "#);
+        insta::assert_snapshot!(cogni(place.path(), &["list"]).1, @r"
+        [id]  good     the platform: read, runs; never used
+        [id]  good     the platform: read, runs; never used
+        ");
+        insta::assert_snapshot!(cogni(place.path(), &["revoke", id]).1, @"[id] (the platform) is revoked");
+        insta::assert_snapshot!(cogni(place.path(), &["list", "--all"]).1, @r"
+        [id]  good     the platform: read, runs; never used
+        [id]  revoked  the platform: read, runs; never used
+        ");
+    });
+    let (_, all, _) = cogni(place.path(), &["list", "--all", "--json"]);
+    assert!(all.lines().count() == 2 && !all.contains(token.trim()), "{all}");
+}
+
+#[test]
+fn a_grant_that_makes_no_sense_is_not_minted() {
+    let place = tempdir().unwrap();
+    let wrong = [
+        &["mint", "--name", "x"][..],
+        &["mint", "--name", "x", "--allow-sandbox"],
+        &["mint", "--name", "x", "--access", "read,everything"],
+        &["mint", "--name", "x", "--access", "read", "--repo", "https://*/acme"],
+        &["mint", "--name", "x", "--access", "read", "--ttl", "20y"],
+        &["mint", "--name", "", "--access", "read"],
+        &["revoke", "grant-7"],
+    ];
+    let said: Vec<_> = wrong
+        .iter()
+        .map(|arguments| {
+            let (code, _, said) = cogni(place.path(), arguments);
+            format!("{code} {}", said.lines().next().unwrap())
+        })
+        .collect();
+    insta::assert_snapshot!(said.join("\n"), @r"
+    2 error: the grant may begin runs, and all agents run in sandboxes; allow those, too
+    2 error: the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`
+    2 error: invalid value 'everything' for '--access <KIND,…>': give read, runs, billing or admin
+    2 error: invalid value 'https://*/acme' for '--repo <URL>': give a name, or the beginning of names and a `*`
+    2 error: --ttl is from 1s to 10y; leave it out for a grant that does not end by itself
+    2 error: a grant's name has 1 to 128 characters, and none that cannot be seen
+    2 error: there is no grant `grant-7`; `cogni-gateway grant list` shows them
+    ");
+}
+
+async fn refused(grants: &Grants, token: &str) -> &'static str {
+    match grants.check(token).await {
+        Ok(_) => "it is good",
+        Err(Error::Denied(denied)) => denied.code(),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn terms() -> Terms {
+    Terms {
+        access: [Access::Read, Access::Runs].into(),
+        allow_sandbox: true,
+        agents: vec![pattern("sandbox:agent")],
+        accounts: vec![pattern("acct-1"), pattern("team-*")],
+        repositories: vec![pattern("https://github.com/acme/*")],
+        ..Terms::default()
+    }
+}
+
+fn grant(terms: Terms) -> Grant {
+    Grant {
+        id: "grant-1".to_owned(),
+        name: "platform".to_owned(),
+        terms,
+        created: SystemTime::now(),
+        expires: None,
+        revoked: None,
+        used: None,
+    }
+}
+
+fn pattern(text: &str) -> Pattern {
+    text.parse().unwrap()
+}
+
+fn grants() -> (TempDir, Grants) {
+    let place = tempdir().unwrap();
+    let grants = Grants::new(open(place.path()));
+    (place, grants)
+}
+
+fn open(place: &Path) -> Database {
+    Database::open(&place.join("state.db"), &[SCHEMA]).unwrap()
+}
+
+fn hidden() -> Vec<(&'static str, &'static str)> {
+    vec![(r"grant-[0-9a-f-]{36}", "[id]"), (r"20\d\d-\d\d-\d\dT[\d:]{8}Z", "[time]")]
+}
+
+/// Exit code, standard output and standard error.
+fn cogni(place: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .arg("grant")
+        .args(arguments)
+        .env_clear()
+        .env("COGNI_STATE_DIR", place)
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+const MINT: [&str; 17] = [
+    "mint",
+    "--name",
+    "the platform",
+    "--allow-sandbox",
+    "--agent",
+    "sandbox:*",
+    "--account",
+    "acct-1",
+    "--repo",
+    "https://github.com/acme/*",
+    "--max-turns",
+    "50",
+    "--max-cost-usd",
+    "2.50",
+    "--max-runs",
+    "4",
+    "--deadline=1h",
+];
