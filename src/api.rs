@@ -1,1 +1,84 @@
 //! The service over HTTP: agents, chats, runs and what they cost, for those who hold a grant.
+//!
+//! Reading order: [`extract`] is who asks and what for; [`ask`] turns a body into what the supervisor wants, as far as
+//! the grant allows; [`chat`] and [`runs`] begin runs, [`events`] is how they are watched, [`records`] what is left of
+//! them. A handler parses, asks the grant, calls one room below, and answers.
+//!
+//! The description of all this ([`document`]) is made from the handlers themselves, and served.
+//!
+//! **Invariant:** nobody sees, watches or ends a run of another's grant, but an admin.
+
+#![expect(unused_qualifications, reason = "the macros that describe handlers write whole paths")]
+
+mod document;
+mod error;
+mod events;
+mod extract;
+mod health;
+mod runs;
+mod server;
+mod trace;
+
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::{Router, middleware};
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::grant::{Grant, Grants};
+use crate::journal::{Journal, Row};
+
+pub use server::Listener;
+
+use error::Error;
+use extract::Caller;
+
+/// What the handlers work on.
+pub struct Api {
+    pub grants: Grants,
+    /// What everybody may do who can connect, where no grant is asked for.
+    pub anybody: Option<Arc<Grant>>,
+    pub journal: Journal,
+}
+
+impl Api {
+    /// All routes.
+    pub fn router(self: Arc<Self>) -> Router {
+        let (router, document) = routes();
+        let document: Arc<str> = document.to_json().expect("it has texts as keys").into();
+        router
+            .route(document::PATH, axum::routing::get(async || document::answer(document)))
+            .fallback(async || Error::NoSuchPath)
+            .method_not_allowed_fallback(async || Error::Method)
+            .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+            .layer(middleware::from_fn(trace::trace))
+            .with_state(self)
+    }
+
+    /// What is served at [`document::PATH`].
+    pub fn document() -> OpenApi {
+        routes().1
+    }
+
+    /// A run that the caller may see.
+    async fn run_of(&self, caller: &Caller, id: &str) -> Result<Row, Error> {
+        let row = self.journal.run(id).await?;
+        let may_see = |row: &Row| row.grant == caller.0.id || caller.0.is_admin();
+        row.filter(may_see).ok_or_else(|| Error::no_such_run(id))
+    }
+}
+
+fn routes() -> (Router<Arc<Api>>, OpenApi) {
+    OpenApiRouter::with_openapi(document::head())
+        .routes(routes!(health::alive))
+        .routes(routes!(health::ready))
+        .routes(routes!(runs::list))
+        .routes(routes!(runs::show))
+        .routes(routes!(events::of_run))
+        .split_for_parts()
+}
+
+/// Of one request. Ours: a long conversation is some hundred kilobytes.
+const MAX_BODY_BYTES: usize = 1 << 20;

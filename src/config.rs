@@ -3,6 +3,7 @@
 //! A room's own `Config` is composed here and imported by nothing below. Secrets come from the
 //! environment or from files named there, never from the TOML file and never from flags.
 
+mod serve;
 pub mod setting;
 mod shared;
 
@@ -26,6 +27,7 @@ use crate::run::Identity;
 use crate::upstream;
 use crate::upstream::Kind;
 
+pub use serve::{Place, Serve};
 pub use setting::{SETTINGS, Setting};
 pub use shared::{RunSpec, Shared};
 
@@ -38,6 +40,8 @@ pub struct Config {
     pub listen: Listen,
     /// Many runs behind one listener, in place of one run on its socket.
     pub shared: Option<Shared>,
+    /// Many runs that this process itself begins, for whoever asks over HTTP.
+    pub serve: Option<Serve>,
     pub server: server::Config,
     pub upstream: upstream::Config,
     pub budget: Limits,
@@ -98,7 +102,9 @@ impl Config {
 
     /// A digest of the whole, secrets left out, so that the records of two runs can be compared.
     pub fn digest(&self) -> String {
-        hex::sha256(format!("{self:?}").as_bytes())
+        // The service around a run is none of what the run is judged by.
+        let judged = Self { serve: None, ..self.clone() };
+        hex::sha256(format!("{judged:?}").as_bytes())
     }
 
     /// Checks the whole.
@@ -156,6 +162,7 @@ impl Default for Config {
             identity: Identity { attempt: "0".to_owned(), ..Identity::default() },
             listen: Listen::default(),
             shared: None,
+            serve: None,
             server: server::Config::default(),
             upstream: upstream::Config::default(),
             budget: Limits::default(),

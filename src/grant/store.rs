@@ -160,14 +160,17 @@ impl Grants {
         });
         let grant = Arc::new(found.await?.ok_or(Denied::Unknown)?);
         grant.check_at(now)?;
+        self.remember(hash, Known { grant: Arc::clone(&grant), until });
+        self.note_use(&grant, now).await;
+        Ok(grant)
+    }
+
+    fn remember(&self, hash: String, grant: Known) {
         let mut known = self.known();
         if known.len() >= REMEMBERED {
             known.clear();
         }
-        known.insert(hash, Known { grant: Arc::clone(&grant), until });
-        drop(known);
-        self.note_use(&grant, now).await;
-        Ok(grant)
+        known.insert(hash, grant);
     }
 
     /// Whoever cannot write it down still has a good grant.

@@ -1,0 +1,143 @@
+//! What a caller is told when something is not done: always JSON, always with a code that stays the same.
+
+use axum::Json;
+use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::base::db;
+use crate::grant::{self, Denied};
+
+/// Why a request was not done.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    #[error("there is nothing at this path; `GET /api/v1/openapi.json` says what there is")]
+    NoSuchPath,
+    #[error("this path knows other methods; `Allow` names them")]
+    Method,
+    #[error("there is no {0}")]
+    NotFound(String),
+    #[error("the body is not JSON: {0}")]
+    Json(String),
+    #[error("the body is larger than {0} bytes")]
+    TooLarge(usize),
+    #[error("a body is sent as `Content-Type: application/json`")]
+    MediaType,
+    #[error("{0}")]
+    Parameter(String),
+    #[error("{0}")]
+    Invalid(String),
+    /// It is well-formed, and contradicts what is.
+    #[error("{message}")]
+    Conflict { code: &'static str, message: String },
+    /// It may be done later, as it is.
+    #[error("{message}")]
+    Busy { code: &'static str, message: String },
+    /// The log has the reason; the caller can do nothing about it.
+    #[error("something went wrong here; the log of the service says what, under this request's id")]
+    Internal,
+}
+
+/// The body of every answer that is an error.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ErrorBody {
+    error: Said,
+}
+
+/// What went wrong.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Error)]
+pub(super) struct Said {
+    /// For programs: it stays the same.
+    #[schema(example = "forbidden_agent")]
+    code: &'static str,
+    /// For people.
+    message: String,
+}
+
+impl Error {
+    pub(super) fn no_such_run(id: &str) -> Self {
+        Self::NotFound(format!("run `{}` that this grant can see", shortened(id)))
+    }
+
+    pub(super) fn parameter(message: impl ToString) -> Self {
+        Self::Parameter(message.to_string())
+    }
+
+    pub(super) fn invalid(message: impl ToString) -> Self {
+        Self::Invalid(message.to_string())
+    }
+
+    /// Something of ours has failed; the log says what.
+    pub(super) fn internal(error: impl Into<anyhow::Error>) -> Self {
+        tracing::error!("a request failed: {:#}", error.into());
+        Self::Internal
+    }
+
+    fn answer(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::Denied(denied) => (status(denied), denied.code()),
+            Self::NoSuchPath => (StatusCode::NOT_FOUND, "no_such_path"),
+            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
+            Self::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
+            Self::Json(_) => (StatusCode::BAD_REQUEST, "invalid_json"),
+            Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
+            Self::MediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
+            Self::Parameter(_) => (StatusCode::BAD_REQUEST, "invalid_parameter"),
+            Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request"),
+            Self::Conflict { code, .. } => (StatusCode::CONFLICT, code),
+            Self::Busy { code, .. } => (StatusCode::SERVICE_UNAVAILABLE, code),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        }
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let (status, code) = self.answer();
+        let body = ErrorBody { error: Said { code, message: self.to_string() } };
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<db::Error> for Error {
+    fn from(error: db::Error) -> Self {
+        Self::internal(error)
+    }
+}
+
+impl From<grant::Error> for Error {
+    fn from(error: grant::Error) -> Self {
+        match error {
+            grant::Error::Denied(denied) => Self::Denied(denied),
+            error => Self::internal(error),
+        }
+    }
+}
+
+fn status(denied: &Denied) -> StatusCode {
+    match denied {
+        Denied::Missing | Denied::Unknown | Denied::Revoked | Denied::Expired => {
+            StatusCode::UNAUTHORIZED
+        }
+        Denied::Runs(_) => StatusCode::TOO_MANY_REQUESTS,
+        _ => StatusCode::FORBIDDEN,
+    }
+}
+
+/// What a caller sent is told back only as far as it could be meant.
+fn shortened(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(80).collect()
+}

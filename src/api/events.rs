@@ -1,0 +1,90 @@
+//! How a run is watched: its events as server-sent events, from wherever a watcher was cut off.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::sse::{self, KeepAlive, KeepAliveStream, Sse};
+use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::Api;
+use super::error::{Error, ErrorBody};
+use super::extract::{Asked, Caller};
+use crate::base::db;
+use crate::grant::Access;
+use crate::journal::Event;
+
+/// Where to begin.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct From {
+    /// Only events after this one
+    after: Option<u64>,
+}
+
+/// Watch a run: what it has told so far, and then as it comes
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/events",
+    tag = "runs",
+    params(
+        ("id" = String, Path, description = "The run"),
+        From,
+        ("Last-Event-ID" = Option<u64>, Header, description = "As `after`, as browsers send it")
+    ),
+    responses(
+        (status = 200, description = "The events, to the run's end", body = String, content_type = "text/event-stream"),
+        (status = 400, description = "`invalid_parameter`", body = ErrorBody),
+        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
+        (status = 403, description = "`forbidden`", body = ErrorBody),
+        (status = 404, description = "`not_found`", body = ErrorBody)
+    )
+)]
+pub(super) async fn of_run(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    Path(id): Path<String>,
+    Asked(from): Asked<From>,
+    headers: HeaderMap,
+) -> Result<Sse<KeepAliveStream<impl Stream<Item = Told> + use<>>>, Error> {
+    caller.may(Access::Read)?;
+    let row = api.run_of(&caller, &id).await?;
+    let after = last_event(&headers)?.or(from.after).unwrap_or_default();
+    Ok(stream(api.journal.follow(&row.id, after)))
+}
+
+/// What a watcher is told next. An error breaks the connection, so that whoever watches comes back.
+pub(super) type Told = Result<sse::Event, db::Error>;
+
+/// A run's events as a body.
+pub(super) fn stream<S>(events: S) -> Sse<KeepAliveStream<impl Stream<Item = Told> + use<S>>>
+where
+    S: Stream<Item = Result<Event, db::Error>> + Send + 'static,
+{
+    let told = events.map(|event| event.map(|event| tell(&event)).inspect_err(log));
+    Sse::new(told).keep_alive(KeepAlive::new().interval(HEARTBEAT))
+}
+
+fn tell(event: &Event) -> sse::Event {
+    let Event { seq, kind, data, .. } = event;
+    sse::Event::default().id(seq.to_string()).event(kind.as_str()).data(&**data)
+}
+
+fn log(error: &db::Error) {
+    tracing::error!(%error, "a run's events cannot be read");
+}
+
+fn last_event(headers: &HeaderMap) -> Result<Option<u64>, Error> {
+    let Some(given) = headers.get("last-event-id") else { return Ok(None) };
+    let number = given.to_str().ok().and_then(|given| given.parse().ok());
+    let number =
+        number.ok_or_else(|| Error::parameter("`Last-Event-ID` is the number of an event"))?;
+    Ok(Some(number))
+}
+
+/// Between events, so that nobody on the way takes a quiet run for a dead connection.
+const HEARTBEAT: Duration = Duration::from_secs(15);

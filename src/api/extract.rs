@@ -1,0 +1,94 @@
+//! What handlers are given of a request: who asks, and what for.
+//!
+//! Each refuses in our own words, so that nobody ever reads one of axum's.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use serde::de::DeserializeOwned;
+
+use super::error::Error;
+use super::{Api, MAX_BODY_BYTES};
+use crate::grant::{Access, Denied, Grant};
+
+/// Who asks. A handler without this answers everybody.
+pub(super) struct Caller(pub(super) Arc<Grant>);
+
+/// A body of JSON.
+pub(super) struct Body<T>(pub(super) T);
+
+/// The query.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl Caller {
+    pub(super) fn may(&self, access: Access) -> Result<(), Error> {
+        Ok(self.0.allows(access)?)
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for Caller {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        if let Some(anybody) = &api.anybody {
+            return Ok(Self(Arc::clone(anybody)));
+        }
+        let token = token(&parts.headers).ok_or(Denied::Missing)?;
+        Ok(Self(api.grants.check(token).await?))
+    }
+}
+
+/// RFC 6750, section 2.1.
+fn token(headers: &HeaderMap) -> Option<&str> {
+    let mut given = headers.get_all(AUTHORIZATION).iter();
+    let (scheme, token) = given.next()?.to_str().ok()?.split_once(' ')?;
+    let is_only = given.next().is_none();
+    (is_only && scheme.eq_ignore_ascii_case("bearer")).then_some(token.trim_matches(' '))
+}
+
+impl<T: DeserializeOwned> FromRequest<Arc<Api>> for Body<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, Error> {
+        if !is_json(request.headers()) {
+            return Err(Error::MediaType);
+        }
+        let bytes = Bytes::from_request(request, api).await.map_err(broken)?;
+        serde_json::from_slice(&bytes).map(Self).map_err(|error| match error.classify() {
+            serde_json::error::Category::Data => Error::invalid(error),
+            _ => Error::Json(error.to_string()),
+        })
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json")
+}
+
+fn broken(rejection: BytesRejection) -> Error {
+    match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Error::TooLarge(MAX_BODY_BYTES),
+        _ => Error::Json("it broke off".to_owned()),
+    }
+}
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Api>> for Asked<T> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Api>) -> Result<Self, Error> {
+        let query = Query::try_from_uri(&parts.uri);
+        query.map(|Query(asked)| Self(asked)).map_err(|error| {
+            // axum's sentence, without its "Failed to deserialize query string".
+            let said = error.body_text();
+            let said = said.split_once(": ").map_or(&*said, |(_, said)| said);
+            Error::parameter(format_args!("the query is not understood: {said}"))
+        })
+    }
+}

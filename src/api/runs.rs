@@ -1,0 +1,177 @@
+//! Runs: listed, looked at.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::error::{Error, ErrorBody};
+use super::extract::{Asked, Caller};
+use crate::grant::Access;
+use crate::journal::{self, Filter, Row};
+
+/// One run.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Run {
+    #[schema(example = "run-019a1b2c-3d4e-7f60-8a1b-2c3d4e5f6071")]
+    id: String,
+    /// Whose it is.
+    grant: String,
+    agent: String,
+    /// Who pays.
+    account: String,
+    model: String,
+    state: Progress,
+    created_at: String,
+    started_at: Option<String>,
+    ended_at: Option<String>,
+    /// Why it is not ok; null where it is, or is not over.
+    error_code: Option<String>,
+    /// What came of it, once it is over.
+    #[schema(value_type = Option<Object>)]
+    result: Option<Value>,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = State)]
+pub(super) enum Progress {
+    /// It was accepted, and has not begun.
+    Queued,
+    Running,
+    Ended,
+}
+
+/// Some runs, newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Runs {
+    runs: Vec<Run>,
+    /// The `cursor` for the runs that are older than these; null where there are none.
+    next: Option<String>,
+}
+
+/// Which runs.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Which {
+    /// Only runs of this agent
+    agent: Option<String>,
+    /// Only runs that have come so far
+    state: Option<Progress>,
+    /// `next` of the page before
+    cursor: Option<String>,
+    /// At most so many
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+}
+
+/// List runs, newest first
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs",
+    tag = "runs",
+    params(Which),
+    responses(
+        (status = 200, description = "The runs of this grant; of all grants for an admin", body = Runs),
+        (status = 400, description = "`invalid_parameter`", body = ErrorBody),
+        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
+        (status = 403, description = "`forbidden`", body = ErrorBody)
+    )
+)]
+pub(super) async fn list(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<Runs>, Error> {
+    caller.may(Access::Read)?;
+    let limit = which.limit.unwrap_or(50);
+    if !(1..=200).contains(&limit) {
+        return Err(Error::parameter("`limit` is from 1 to 200"));
+    }
+    let filter = Filter {
+        grant: (!caller.0.is_admin()).then(|| caller.0.id.clone()),
+        agent: which.agent,
+        state: which.state.map(Into::into),
+        before: which.cursor,
+        limit: limit + 1,
+    };
+    let mut runs: Vec<_> = api.journal.list(filter).await?.into_iter().map(Run::from).collect();
+    let is_all = runs.len() <= limit as usize;
+    runs.truncate(limit as usize);
+    let next = runs.last().filter(|_| !is_all).map(|run| run.id.clone());
+    Ok(Json(Runs { runs, next }))
+}
+
+/// Look at a run
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 200, description = "The run", body = Run),
+        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
+        (status = 403, description = "`forbidden`", body = ErrorBody),
+        (status = 404, description = "`not_found`", body = ErrorBody)
+    )
+)]
+pub(super) async fn show(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    Path(id): Path<String>,
+) -> Result<Json<Run>, Error> {
+    caller.may(Access::Read)?;
+    Ok(Json(api.run_of(&caller, &id).await?.into()))
+}
+
+impl From<Row> for Run {
+    fn from(row: Row) -> Self {
+        let Row { id, grant, agent, account, model, state, error_code, result, .. } = row;
+        Self {
+            id,
+            grant,
+            agent,
+            account,
+            model,
+            state: state.into(),
+            created_at: date(row.created_ms),
+            started_at: row.started_ms.map(date),
+            ended_at: row.ended_ms.map(date),
+            error_code,
+            result,
+        }
+    }
+}
+
+impl From<journal::State> for Progress {
+    fn from(state: journal::State) -> Self {
+        match state {
+            journal::State::Queued => Self::Queued,
+            journal::State::Running => Self::Running,
+            journal::State::Ended => Self::Ended,
+        }
+    }
+}
+
+impl From<Progress> for journal::State {
+    fn from(state: Progress) -> Self {
+        match state {
+            Progress::Queued => Self::Queued,
+            Progress::Running => Self::Running,
+            Progress::Ended => Self::Ended,
+        }
+    }
+}
+
+/// RFC 3339, to the millisecond.
+fn date(millis: i64) -> String {
+    let since = Duration::from_millis(millis.try_into().unwrap_or_default());
+    humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
+}

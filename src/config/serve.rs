@@ -1,0 +1,122 @@
+//! The service: where it listens, and where it keeps what.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::bail;
+use serde::Deserialize;
+
+/// Agents, chats and runs over HTTP: `cogni-gateway serve`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Serve {
+    pub listen: Place,
+    /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket.
+    pub insecure_no_auth: bool,
+    /// Everything that has to outlive the process. Nothing in it is ever shown to a sandbox.
+    pub state_dir: PathBuf,
+    /// Where runs have their directories, which go with them.
+    pub run_dir: PathBuf,
+    /// A file for each agent; without it, those that this program brings along.
+    pub agents_dir: Option<PathBuf>,
+    pub docker_socket: PathBuf,
+    /// At the same time; more are refused.
+    pub max_runs: usize,
+    /// How long runs may go on after SIGTERM.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
+    /// How long runs that have ended are remembered.
+    #[serde(with = "humantime_serde")]
+    pub retention: Duration,
+    /// How long a call may go without a receipt before its run is flagged.
+    #[serde(with = "humantime_serde")]
+    pub receipt_bound: Duration,
+}
+
+/// Where a service listens.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Place {
+    Tcp(SocketAddr),
+    /// Open to its owner only.
+    Unix(PathBuf),
+}
+
+impl Serve {
+    /// # Errors
+    /// What does not fit together, and what to do about it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.max_runs == 0 {
+            bail!("`serve.max_runs` is `0`; give at least 1");
+        }
+        match &self.listen {
+            Place::Tcp(address) if self.insecure_no_auth && !address.ip().is_loopback() => bail!(
+                "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; whoever reaches that address \
+                 could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants"
+            ),
+            Place::Unix(path) if path.starts_with(&self.run_dir) => bail!(
+                "`serve.listen` is `unix:{}`, below `serve.run_dir`, where sandboxes have their sockets; give it a \
+                 directory of its own",
+                path.display()
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The service's database.
+    pub fn database(&self) -> PathBuf {
+        self.state_dir.join("state.db")
+    }
+}
+
+impl Default for Serve {
+    fn default() -> Self {
+        Self {
+            listen: Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070))),
+            insecure_no_auth: false,
+            state_dir: PathBuf::from("/var/lib/cogni"),
+            run_dir: PathBuf::from("/run/cogni"),
+            agents_dir: None,
+            docker_socket: PathBuf::from("/var/run/docker.sock"),
+            // A sandbox is given 512 MiB by default, of which few use all.
+            max_runs: 64,
+            drain_timeout: Duration::from_secs(30),
+            retention: Duration::from_hours(30 * 24),
+            receipt_bound: Duration::from_mins(15),
+        }
+    }
+}
+
+impl FromStr for Place {
+    type Err = &'static str;
+
+    fn from_str(given: &str) -> Result<Self, Self::Err> {
+        match given.strip_prefix("unix:") {
+            Some(path) if Path::new(path).is_absolute() => Ok(Self::Unix(path.into())),
+            Some(_) => Err("give an absolute path, such as unix:/run/cogni-api/api.sock"),
+            None => given.parse().map(Self::Tcp).map_err(
+                |_| "give an IP address and a port, such as 127.0.0.1:7070, or unix:/path",
+            ),
+        }
+    }
+}
+
+impl TryFrom<String> for Place {
+    type Error = String;
+
+    fn try_from(given: String) -> Result<Self, String> {
+        given.parse().map_err(|allowed| format!("`{given}` is no place to listen; {allowed}"))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
