@@ -1,30 +1,33 @@
-//! The agents that can be asked for by name: each is a file, read as it was when this program was built.
+//! The agents that can be asked for by name: each is a file, and each file is what an operator says about one agent: its
+//! program, what it may use, which models, and what it may spend.
+//!
+//! [`entry`] is what a file can say; [`read`] reads it, and says where it is wrong; [`placeholder`] fills in what is
+//! known only when a run begins; [`policy`] lays an agent's own policy over its gateway's; [`available`] says whether an
+//! agent can run here; [`listed`] is an agent as others are told of it.
+//!
+//! **Invariant:** a catalog is whole or is not there. Whoever reads one anew keeps the old one until the new one is
+//! good.
+
+pub mod available;
+pub mod entry;
+pub mod listed;
+pub mod placeholder;
+pub mod policy;
+mod read;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
 
-use serde::Deserialize;
+pub use entry::{Entry, Maker, Mode, Setup, Stream};
+pub use listed::Listed;
+pub use read::Error;
 
-use crate::sandbox::spec::Wanted;
-
-/// One agent.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Entry {
-    pub name: String,
-    pub description: String,
-    /// Executed as it stands.
-    pub argv: Vec<String>,
-    /// Where our own agent's program is shown in the sandbox; none where the agent is of another make.
-    pub program: Option<PathBuf>,
-    /// Where in the workspace the agent finds what it is to answer.
-    pub conversation: PathBuf,
-    /// The image it needs, if it needs one.
-    pub image: Option<String>,
-    #[serde(default)]
-    pub env: BTreeMap<String, String>,
-    #[serde(default)]
-    pub limits: Wanted,
+/// All agents, by their names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Catalog {
+    entries: BTreeMap<String, Arc<Entry>>,
 }
 
 /// There is no such agent.
@@ -35,21 +38,67 @@ pub struct Unknown {
     known: String,
 }
 
-/// All agents.
-pub fn entries() -> impl Iterator<Item = Entry> {
-    FILES.iter().map(|text| toml::from_str(text).expect("a test reads each of them"))
+impl Catalog {
+    /// The agents that this program brings along.
+    pub fn builtin() -> Self {
+        let entries = FILES.iter().map(|(name, text)| {
+            let entry = read::entry(Path::new(name), text).expect("a test reads each of them");
+            (entry.name.clone(), Arc::new(entry))
+        });
+        Self { entries: entries.collect() }
+    }
+
+    /// The agents of a directory, and no others: what this program brings along is not in it. Each file whose name ends
+    /// in `.toml` is one agent.
+    ///
+    /// # Errors
+    /// The first file that is no agent: where, and what would be right. An agent that two files have.
+    pub fn load(directory: &Path) -> Result<Self, Error> {
+        let unreadable = |source| Error::Unreadable { path: directory.to_owned(), source };
+        let listed = fs::read_dir(directory).map_err(unreadable)?;
+        let mut paths = listed
+            .map(|file| file.map(|file| file.path()))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(unreadable)?;
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+        paths.sort();
+        let mut entries = BTreeMap::new();
+        for path in paths {
+            let entry = read::file(&path)?;
+            // A name belongs to one file, but where a file system knows no cases.
+            entries.insert(entry.name.clone(), Arc::new(entry));
+        }
+        if entries.is_empty() {
+            return Err(Error::Empty(directory.to_owned()));
+        }
+        Ok(Self { entries })
+    }
+
+    /// The agent of a name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, name: &str) -> Result<&Arc<Entry>, Unknown> {
+        self.entries.get(name).ok_or_else(|| {
+            let known: Vec<_> = self.entries.keys().map(|name| format!("`{name}`")).collect();
+            Unknown { asked: name.to_owned(), known: known.join(", ") }
+        })
+    }
+
+    /// All agents, in the order of their names.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = &Arc<Entry>> {
+        self.entries.values()
+    }
 }
 
-/// The agent of a name.
-///
-/// # Errors
-/// There is none.
-pub fn find(name: &str) -> Result<Entry, Unknown> {
-    entries().find(|entry| entry.name == name).ok_or_else(|| {
-        let known: Vec<_> = entries().map(|entry| format!("`{}`", entry.name)).collect();
-        Unknown { asked: name.to_owned(), known: known.join(", ") }
-    })
+/// The file of an agent that this program brings along, as an example of one.
+pub fn builtin_file(name: &str) -> Option<&'static str> {
+    let file = entry::file_name(name);
+    FILES.iter().find(|(known, _)| *known == file).map(|(_, text)| *text)
 }
 
 /// `config/agents`, each file named after its agent.
-const FILES: &[&str] = &[include_str!("../config/agents/sandbox-agent.toml")];
+const FILES: &[(&str, &str)] = &[
+    ("sandbox-agent.toml", include_str!("../config/agents/sandbox-agent.toml")),
+    ("sandbox-openclaw.toml", include_str!("../config/agents/sandbox-openclaw.toml")),
+];

@@ -7,15 +7,17 @@
 //! Where a sandbox is to be there sooner than it can be made, [`slots`] are kept ready.
 
 mod agent;
-mod conversation;
 pub mod delivery;
 mod directory;
+mod envelope;
 mod gateway;
+mod openclaw;
 pub mod proxy;
 mod request;
 mod result;
 pub mod slots;
 pub mod sweep;
+mod workspace;
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -35,8 +37,10 @@ use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Access, Stamp, UID, Workspace};
 use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, host_path};
 
-pub use agent::{Agent, Envelope};
-pub use request::{Host, Llm, MODEL, Maker, Request};
+pub use crate::catalog::Maker;
+pub use agent::{Agent, Message, Role};
+pub use envelope::Envelope;
+pub use request::{Host, Llm, MODEL, Request};
 pub use result::{ErrorCode, RunResult, Timings};
 
 use delivery::{Source, Target};
@@ -138,7 +142,7 @@ impl Prepared {
             target.prepare(&mut spec, &directory)?;
         }
         if let Some(agent) = &agent {
-            agent.prepare(&mut spec, &directory)?;
+            agent.prepare(&mut spec, &directory, target.is_some())?;
         }
         let policy = config.digest();
         let run = config.identity.run.clone();

@@ -23,6 +23,7 @@ use progress::Follower;
 use shown::{Place, Shown};
 
 use super::flags;
+use crate::catalog::{Catalog, Stream};
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::delivery::Relayed;
@@ -47,9 +48,12 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     spec: Option<PathBuf>,
 
-    /// An agent of the catalog, in place of a program: `sandbox:agent`
+    /// An agent of the catalog, in place of a program: `cogni-gateway agents` lists them
     #[arg(long, value_name = "NAME", conflicts_with = "argv")]
     agent: Option<String>,
+
+    #[command(flatten)]
+    agents: Agents,
 
     /// What the agent is to answer; `-` reads it from standard input
     #[arg(long, value_name = "TEXT")]
@@ -132,6 +136,23 @@ struct Args {
     /// The program and its arguments, executed as they stand
     #[arg(last = true)]
     argv: Vec<String>,
+}
+
+/// Which agents there are.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Agents {
+    /// The catalog: a directory with a file for each agent [default: the agents that this program brings along]
+    #[arg(long, value_name = "DIR", env = "COGNI_AGENTS_DIR")]
+    agents_dir: Option<PathBuf>,
+}
+
+impl Agents {
+    pub(super) fn catalog(&self) -> anyhow::Result<Catalog> {
+        match &self.agents_dir {
+            Some(directory) => Ok(Catalog::load(directory)?),
+            None => Ok(Catalog::builtin()),
+        }
+    }
 }
 
 /// Where sandboxes are made, and their runs have their directories.
@@ -229,7 +250,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
 
 async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResult> {
     let is_shown = progress.is_now();
-    let is_agent = order.agent.as_ref().is_some_and(|agent| agent.entry.program.is_some());
+    let is_told = order.agent.as_ref().is_some_and(|agent| agent.entry.stream == Stream::Events);
     let cancelled = cancelled()?;
     let beginning = progress::beginning(&order);
     let prepared = Prepared::new(order)?;
@@ -241,7 +262,7 @@ async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResu
     follower.write(&beginning).await;
     let live = stderr()?;
     let run = async {
-        if is_agent {
+        if is_told {
             until(prepared, Shown::new(live, place), cancelled).await
         } else {
             until(prepared, live, cancelled).await
@@ -304,6 +325,7 @@ fn asked(
     let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
     let (repository, places, given) =
         (args.repository.clone(), args.places.clone(), args.init.clone());
+    let catalog = args.agents.catalog()?;
     let request = args.request()?.over(file);
     let has_own_root = request.image.is_some() || request.rootfs.is_some();
     let host = Host {
@@ -316,7 +338,7 @@ fn asked(
     if proxy.is_some() && !matches!(asked, Asked::Nothing) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }
-    Ok((Order { proxy, ..request.order(config, host)? }, asked))
+    Ok((Order { proxy, ..request.order(config, host, &catalog)? }, asked))
 }
 
 impl Args {

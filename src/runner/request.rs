@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::mem;
 use std::path::{Path, PathBuf, absolute};
-use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use super::{Agent, Order};
+use super::agent::place;
+use super::{Agent, Message, Order};
 use crate::budget;
-use crate::catalog::{self, Entry};
+use crate::catalog::{Catalog, Entry, Maker, Setup};
 use crate::config::Config;
 use crate::sandbox::spec::{Access, Mount, Root, Volume, Wanted, Workspace};
 use crate::sandbox::{self, RunSpec, embedded};
@@ -25,8 +27,10 @@ pub struct Request {
     pub run: Option<String>,
     /// An agent of the catalog, in place of `argv`.
     pub agent: Option<String>,
-    /// What the agent is to answer.
+    /// What the agent is to answer: the only message of a user.
     pub message: Option<String>,
+    /// What the agent is to answer: all that was said.
+    pub messages: Vec<Message>,
     pub driver: Option<Maker>,
     /// Whether the embedded driver may do without limits on memory, processes and processors.
     pub allow_unlimited: Option<bool>,
@@ -60,18 +64,9 @@ pub struct Llm {
     pub metadata: Option<Map<String, Value>>,
     /// The model's name, which the program finds in `COGNI_MODEL`.
     pub model: Option<String>,
+    /// The models that there are, for an agent that is to know; those that its entry allows come before them.
+    pub models: Vec<String>,
     pub budget: budget::Limits,
-}
-
-/// Who makes the sandbox.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Maker {
-    /// Docker Engine where there is an image, else we ourselves.
-    #[default]
-    Auto,
-    Docker,
-    Embedded,
 }
 
 /// What this machine has, beside what is asked for.
@@ -108,11 +103,13 @@ impl Request {
         if self.agent.is_none() && self.argv.is_empty() {
             (self.agent, self.argv) = (below.agent, below.argv);
         }
+        if self.message.is_none() && self.messages.is_empty() {
+            (self.message, self.messages) = (below.message, below.messages);
+        }
         let mut env = below.env;
         env.extend(self.env);
         Self {
             run: self.run.or(below.run),
-            message: self.message.or(below.message),
             driver: self.driver.or(below.driver),
             allow_unlimited: self.allow_unlimited.or(below.allow_unlimited),
             env,
@@ -145,43 +142,100 @@ impl Request {
         config.budget = budget.clone().or(&config.budget);
     }
 
-    /// The whole, the defaults in the gaps.
+    /// The whole, the defaults in the gaps, with an agent of the `catalog` where one is named.
     ///
     /// # Errors
     /// What does not fit together.
-    pub fn order(self, config: Config, host: Host) -> anyhow::Result<Order> {
-        let entry = self.agent.as_deref().map(catalog::find).transpose()?;
-        if entry.is_some() && !self.argv.is_empty() {
+    pub fn order(mut self, config: Config, host: Host, catalog: &Catalog) -> anyhow::Result<Order> {
+        let messages = self.conversation()?;
+        match self.agent.as_deref().map(|name| catalog.find(name)).transpose()?.cloned() {
+            Some(entry) => self.order_agent(entry, messages, config, host),
+            None if messages.is_empty() => {
+                let spec = self.spec(&config, &host)?;
+                self.order_of(config, host, spec, None)
+            }
+            None => bail!("`--message` is for an agent; name one with `--agent`"),
+        }
+    }
+
+    fn conversation(&mut self) -> anyhow::Result<Vec<Message>> {
+        let messages = mem::take(&mut self.messages);
+        match self.message.take() {
+            None => Ok(messages),
+            Some(message) if messages.is_empty() => Ok(vec![Message::user(message)]),
+            Some(_) => bail!("both a message and messages are given; give one of them"),
+        }
+    }
+
+    /// What the agent's entry says goes where nothing else is said, but what it allows at most holds in any case.
+    fn order_agent(
+        mut self,
+        entry: Arc<Entry>,
+        messages: Vec<Message>,
+        mut config: Config,
+        host: Host,
+    ) -> anyhow::Result<Order> {
+        if !self.argv.is_empty() {
             bail!("both an agent and a program are given; give one of them");
         }
-        if entry.is_none() && self.message.is_some() {
-            bail!("`--message` is for an agent; name one with `--agent`");
+        if self.image.is_none() && self.rootfs.is_none() {
+            (self.image, self.rootfs) = (entry.image.clone(), entry.rootfs.clone());
         }
-        let image =
-            self.image.or_else(|| entry.as_ref()?.image.clone().filter(|_| self.rootfs.is_none()));
-        let root = root(image, self.rootfs)?;
-        let driver = driver(self.driver, &root, host.docker_socket, self.allow_unlimited);
-        let limits = entry.as_ref().map_or(self.limits, |entry| self.limits.or(entry.limits));
-        let mut env = entry.as_ref().map(|entry| entry.env.clone()).unwrap_or_default();
-        env.extend(self.llm.model.clone().map(|model| (MODEL.to_owned(), model)));
-        env.extend(self.env);
-        if entry.is_some() && !env.contains_key(MODEL) {
+        self.driver = self.driver.or(Some(entry.driver).filter(|maker| *maker != Maker::Auto));
+        self.limits = self.limits.or(entry.limits);
+        let model = entry.model(self.env.get(MODEL).or(self.llm.model.as_ref()).cloned());
+        let Some(model) = model.map_err(anyhow::Error::msg)? else {
             bail!("no model is named; an agent needs one, by `--model` or `{MODEL}`");
-        }
-        let agent = entry.map(|entry| Agent { entry, message: self.message });
-        let spec = RunSpec {
-            run: config.identity.run.clone(),
-            root,
-            argv: agent.as_ref().map_or(self.argv, |agent| agent.entry.argv.clone()),
-            env,
-            limits: limits.limits(),
-            workspace: made_absolute(self.workspace.unwrap_or_default())?,
-            mounts: self.mounts,
-            volumes: self.volumes,
-            socket_dir: PathBuf::new(),
-            init: host.init,
         };
-        check_agent(agent.as_ref(), &spec)?;
+        let mut env = entry.env.clone();
+        env.extend(mem::take(&mut self.env));
+        self.env = env;
+        self.llm.model = Some(model.clone());
+        let metadata = &mut config.identity.metadata;
+        metadata.entry("graph_id").or_insert_with(|| entry.graph().into());
+        entry.lay_over(&mut config.policy)?;
+        config.budget = config.budget.within(&entry.budget);
+        let mut spec = self.spec(&config, &host)?;
+        let longest = config.budget.deadline.unwrap_or(spec.limits.max_runtime);
+        let timeout = Entry::own_time(spec.limits.max_runtime.min(longest));
+        let models = match &config.policy.body.models {
+            known if known.is_empty() => mem::take(&mut self.llm.models),
+            known => known.clone(),
+        };
+        let agent = Agent { entry, messages, model, models, timeout };
+        spec.argv = agent.argv(&spec.run)?;
+        check_agent(&agent, &spec)?;
+        self.order_of(config, host, spec, Some(agent))
+    }
+
+    /// The sandbox, as far as it is said here.
+    fn spec(&mut self, config: &Config, host: &Host) -> anyhow::Result<RunSpec> {
+        let model = self.llm.model.clone().map(|model| (MODEL.to_owned(), model));
+        let mut env: BTreeMap<_, _> = model.into_iter().collect();
+        env.extend(mem::take(&mut self.env));
+        Ok(RunSpec {
+            run: config.identity.run.clone(),
+            root: root(self.image.take(), self.rootfs.take())?,
+            argv: mem::take(&mut self.argv),
+            env,
+            limits: self.limits.limits(),
+            workspace: made_absolute(self.workspace.take().unwrap_or_default())?,
+            mounts: mem::take(&mut self.mounts),
+            volumes: mem::take(&mut self.volumes),
+            socket_dir: PathBuf::new(),
+            init: host.init.clone(),
+        })
+    }
+
+    fn order_of(
+        self,
+        config: Config,
+        host: Host,
+        spec: RunSpec,
+        agent: Option<Agent>,
+    ) -> anyhow::Result<Order> {
+        let Host { docker_socket, run_dir, .. } = host;
+        let driver = driver(self.driver, &spec.root, docker_socket, self.allow_unlimited);
         let roots = if self.roots.is_empty() { vec![PathBuf::from(".")] } else { self.roots };
         let roots = roots.into_iter().map(absolute).collect::<Result<_, _>>()?;
         let grace = self.grace.unwrap_or(GRACE);
@@ -208,20 +262,8 @@ impl Llm {
             attempt: self.attempt.or(below.attempt),
             metadata: self.metadata.or(below.metadata),
             model: self.model.or(below.model),
+            models: if self.models.is_empty() { below.models } else { self.models },
             budget: self.budget.or(&below.budget),
-        }
-    }
-}
-
-impl FromStr for Maker {
-    type Err = &'static str;
-
-    fn from_str(given: &str) -> Result<Self, Self::Err> {
-        match given {
-            "auto" => Ok(Self::Auto),
-            "docker" => Ok(Self::Docker),
-            "embedded" => Ok(Self::Embedded),
-            _ => Err("give auto, docker or embedded"),
         }
     }
 }
@@ -268,26 +310,33 @@ fn made_absolute(workspace: Workspace) -> anyhow::Result<Workspace> {
 }
 
 /// What an agent needs of its sandbox.
-fn check_agent(agent: Option<&Agent>, spec: &RunSpec) -> anyhow::Result<()> {
-    let Some(Agent { entry, message }) = agent else { return Ok(()) };
-    let Entry { name, conversation, program, .. } = entry;
+fn check_agent(agent: &Agent, spec: &RunSpec) -> anyhow::Result<()> {
+    let Agent { entry, messages, .. } = agent;
+    let Entry { name, setup, program, .. } = &**entry;
     if program.is_some() && spec.init.is_none() {
         bail!(
             "the program of `{name}` is in the file of cogni-init; say with `--init` where that is"
         );
     }
-    let place = conversation.display();
-    match (&spec.workspace, message) {
-        (Workspace::None | Workspace::Fresh, None) => {
-            bail!(
-                "there is nothing to answer; give `--message`, or a workspace with `{place}` in it"
-            )
-        }
-        (Workspace::Directory { path, access: Access::ReadOnly }, Some(_)) => bail!(
+    if !messages.is_empty() && agent.last().is_none() {
+        bail!("none of the messages is a user's; there is nothing to answer");
+    }
+    let place = place(*setup);
+    match &spec.workspace {
+        Workspace::None | Workspace::Fresh if messages.is_empty() => bail!(
+            "there is nothing to answer; give `--message`, or a workspace with `{place}` in it"
+        ),
+        Workspace::Directory { path, access: Access::ReadOnly } if !messages.is_empty() => bail!(
             "the workspace is read-only, and the message is to stand in `{place}`; say `--workspace {}:rw`, \
              or write that file and leave `--message` out",
             path.display()
         ),
+        Workspace::Directory { path, access: Access::ReadOnly } if *setup == Setup::OpenClaw => {
+            bail!(
+                "the workspace is read-only, and `{name}` keeps its state there; say `--workspace {}:rw`",
+                path.display()
+            )
+        }
         _ => Ok(()),
     }
 }

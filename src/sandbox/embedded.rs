@@ -127,7 +127,7 @@ fn claim(run: &str) -> Result<UnixListener, Error> {
 ///
 /// # Errors
 /// Neither; with what would.
-pub(super) fn check(settings: &Settings) -> Result<(), Error> {
+pub fn check(settings: &Settings) -> Result<(), Error> {
     match cgroup::may_be_set() {
         Err(why) if !settings.may_be_unlimited => Err(Error::Unlimited(why)),
         _ => Ok(()),

@@ -244,7 +244,7 @@ async fn what_does_not_fit_together_is_told() {
         told += &runs.wrong_use(flags).await;
     }
     insta::assert_snapshot!(told, @r"
-    error: there is no agent `sandbox:nobody`; there is `sandbox:agent`
+    error: there is no agent `sandbox:nobody`; there is `sandbox:agent`, `sandbox:openclaw`
     error: no model is named; an agent needs one, by `--model` or `COGNI_MODEL`
     error: there is nothing to answer; give `--message`, or a workspace with `.cogni/messages.json` in it
     error: the workspace is read-only, and the message is to stand in `.cogni/messages.json`; say `--workspace /here:rw`, or write that file and leave `--message` out

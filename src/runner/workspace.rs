@@ -1,4 +1,4 @@
-//! What an agent is to answer, put into its workspace.
+//! What an agent finds in its workspace: its conversation, its settings.
 //!
 //! The workspace may be one that other agents have written to, or write to now. So every step is taken from the
 //! directory that the step before has opened, through no symlink and never upwards; the file is written under a name that
@@ -13,16 +13,15 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, fchmod, fchown, mkdirat, openat2, renameat,
-    unlinkat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use serde_json::json;
 use uuid::Uuid;
 
 use crate::sandbox::spec::UID;
 
-/// Why the conversation is not there.
+/// Why it is not there.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("`{}` leads through a symlink; what is in a workspace must not lead out of it", .0.display())]
@@ -31,30 +30,64 @@ pub(super) enum Error {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// Writes one message of a user as the conversation at `place`, which is a relative path, in `workspace`.
-///
-/// # Errors
-/// It cannot be written, or not without following a symlink.
-pub(super) fn write(workspace: &Path, place: &Path, message: &str) -> Result<(), Error> {
-    let conversation = json!({"messages": [{"role": "user", "content": message}]});
-    let mut here = PathBuf::new();
-    let mut folder = openat2(CWD, workspace, FOLDER, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-        .map_err(|error| failed(workspace, error))?;
-    let mut names: Vec<_> = place
-        .components()
-        .filter_map(|part| match part {
-            Component::Normal(name) => Some(name),
-            _ => None,
-        })
-        .collect();
-    let Some(file_name) = names.pop() else { return Err(failed(workspace, Errno::ISDIR)) };
-    for name in names {
-        here.push(name);
-        folder = enter(&folder, Path::new(name)).map_err(|error| failed(&here, error))?;
+/// A workspace that is written to.
+#[derive(Debug)]
+pub(super) struct Writer {
+    folder: OwnedFd,
+}
+
+impl Writer {
+    /// # Errors
+    /// It cannot be opened, or not without following a symlink.
+    pub(super) fn open(workspace: &Path) -> Result<Self, Error> {
+        let folder = openat2(CWD, workspace, FOLDER, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        Ok(Self { folder: folder.map_err(|error| failed(workspace, error))? })
     }
-    here.push(file_name);
-    replace(&folder, Path::new(file_name), conversation.to_string().as_bytes())
-        .map_err(|error| failed(&here, error))
+
+    /// Writes a file at `place`, which is a relative path, in place of what is there.
+    ///
+    /// # Errors
+    /// It cannot be written, or not without following a symlink.
+    pub(super) fn put(&self, place: &Path, text: &str) -> Result<(), Error> {
+        self.within(place, |folder, name| replace(folder, name, text.as_bytes()))
+    }
+
+    /// Writes a file where nothing is, and says whether it did.
+    ///
+    /// # Errors
+    /// It cannot be written, or not without following a symlink.
+    pub(super) fn put_new(&self, place: &Path, text: &str) -> Result<bool, Error> {
+        self.within(place, |folder, name| match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(false),
+            Err(Errno::NOENT) => replace(folder, name, text.as_bytes()).map(|()| true),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// Does something with a name in the folder that `place` leads to, which is made where it is not there.
+    fn within<T>(
+        &self,
+        place: &Path,
+        act: impl FnOnce(&OwnedFd, &Path) -> Result<T, Errno>,
+    ) -> Result<T, Error> {
+        let mut names: Vec<_> = place
+            .components()
+            .filter_map(|part| match part {
+                Component::Normal(name) => Some(Path::new(name)),
+                _ => None,
+            })
+            .collect();
+        let Some(file_name) = names.pop() else { return Err(failed(place, Errno::ISDIR)) };
+        let (mut here, mut entered) = (PathBuf::new(), None);
+        for name in names {
+            here.push(name);
+            let folder = enter(entered.as_ref().unwrap_or(&self.folder), name);
+            entered = Some(folder.map_err(|error| failed(&here, error))?);
+        }
+        here.push(file_name);
+        act(entered.as_ref().unwrap_or(&self.folder), file_name)
+            .map_err(|error| failed(&here, error))
+    }
 }
 
 /// Opens a folder, which is made where it is not there.

@@ -1,0 +1,129 @@
+//! Whether an agent can run here: its image is there, or its programs can be run by ourselves, and so is the first process
+//! of its sandbox.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
+use super::{Entry, Maker};
+use crate::sandbox::docker::Docker;
+use crate::sandbox::{self, embedded};
+
+/// What this machine has for agents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    pub docker_socket: PathBuf,
+    /// The sandbox's first process.
+    pub init: Option<PathBuf>,
+    /// Whether a sandbox of our own may do without limits on memory, processes and processors.
+    pub may_be_unlimited: bool,
+}
+
+/// Why an agent cannot run here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    #[error("it needs the image `{image}`, and there is no Docker Engine at `{}`", socket.display())]
+    NoEngine { image: String, socket: PathBuf },
+    #[error("it needs the image `{image}`, and Docker Engine does not answer: {why}")]
+    Silent { image: String, why: String },
+    #[error("image `{0}` is not on this machine; build or load it")]
+    NoImage(String),
+    #[error("its root `{}` is no directory of this machine", .0.display())]
+    NoRoot(PathBuf),
+    #[error("{0}")]
+    NoSandbox(String),
+    #[error("its program is in the file of cogni-init, and nobody says where that is")]
+    NoProgram,
+    #[error("there is no cogni-init at `{}`", .0.display())]
+    NoInit(PathBuf),
+}
+
+/// What was found out, for some seconds: an engine is not asked for each who wants to know.
+#[derive(Debug)]
+pub struct Availability {
+    machine: Machine,
+    found: Mutex<HashMap<String, (Instant, Result<(), Reason>)>>,
+}
+
+/// Whether the agent can run here, now. An engine has some seconds to answer.
+///
+/// # Errors
+/// Why not.
+pub async fn available(entry: &Entry, machine: &Machine) -> Result<(), Reason> {
+    match &machine.init {
+        Some(init) if !init.is_file() => return Err(Reason::NoInit(init.clone())),
+        None if entry.program.is_some() => return Err(Reason::NoProgram),
+        _ => (),
+    }
+    match (&entry.image, entry.driver) {
+        (Some(image), Maker::Auto | Maker::Docker) => has_image(image, machine).await,
+        _ => can_embed(entry, machine),
+    }
+}
+
+async fn has_image(image: &str, machine: &Machine) -> Result<(), Reason> {
+    let socket = &machine.docker_socket;
+    if !socket.exists() {
+        return Err(Reason::NoEngine { image: image.to_owned(), socket: socket.clone() });
+    }
+    let silent = |why: String| Reason::Silent { image: image.to_owned(), why };
+    let asked = async { Docker::connect(socket).await?.image_id(image).await };
+    match timeout(PATIENCE, Box::pin(asked)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(sandbox::Error::NoImage(image))) => Err(Reason::NoImage(image)),
+        Ok(Err(error)) => Err(silent(format!("{:#}", anyhow::Error::from(error)))),
+        Err(_) => {
+            let patience = humantime::format_duration(PATIENCE);
+            Err(silent(format!("nothing is heard for {patience}")))
+        }
+    }
+}
+
+fn can_embed(entry: &Entry, machine: &Machine) -> Result<(), Reason> {
+    if let Some(root) = entry.rootfs.as_ref().filter(|root| !root.is_dir()) {
+        return Err(Reason::NoRoot(root.clone()));
+    }
+    let settings = embedded::Settings {
+        may_be_unlimited: machine.may_be_unlimited,
+        ..embedded::Settings::default()
+    };
+    embedded::check(&settings).map_err(|error| Reason::NoSandbox(error.to_string()))
+}
+
+impl Availability {
+    pub fn new(machine: Machine) -> Self {
+        Self { machine, found: Mutex::default() }
+    }
+
+    /// As [`available`], some seconds ago at most.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn of(&self, entry: &Entry) -> Result<(), Reason> {
+        let key = entry.digest();
+        if let Some((since, found)) = self.lock().get(&key)
+            && since.elapsed() < FRESH
+        {
+            return found.clone();
+        }
+        let found = available(entry, &self.machine).await;
+        let mut known = self.lock();
+        // What belongs to entries that are no more goes with the rest.
+        known.retain(|_, (since, _)| since.elapsed() < FRESH);
+        known.insert(key, (Instant::now(), found.clone()));
+        found
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Instant, Result<(), Reason>)>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An engine that is well answers in milliseconds.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How old an answer may be: less than somebody waits before looking again.
+const FRESH: Duration = Duration::from_secs(5);

@@ -1,0 +1,350 @@
+//! What a file says about one agent.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+
+use super::placeholder;
+use super::policy::Policy;
+use crate::base::hex;
+use crate::body::Grants;
+use crate::budget;
+use crate::gateway::rule::Rules;
+use crate::relay::judge;
+use crate::sandbox::spec::Wanted;
+
+/// One agent.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Its file is named after it, with `-` for `:`.
+    pub name: String,
+    /// For people; the name where nothing is said.
+    pub title: Option<String>,
+    pub description: String,
+    /// The operator's own, for whoever compares what ran.
+    #[serde(deserialize_with = "version")]
+    pub version: String,
+    /// What it is called in the records of its calls; the name where nothing is said.
+    pub graph_id: Option<String>,
+    /// The image it needs, if it needs one, by name or id. It is pinned by its id when a run starts.
+    pub image: Option<String>,
+    /// An unpacked root in place of an image.
+    pub rootfs: Option<PathBuf>,
+    #[serde(default)]
+    pub driver: Maker,
+    /// Executed as it stands, but for its placeholders.
+    pub argv: Vec<String>,
+    /// Where our own agent's program is shown in the sandbox; none where the agent is of another make.
+    pub program: Option<PathBuf>,
+    /// How its workspace is made ready.
+    #[serde(default)]
+    pub setup: Setup,
+    /// What it writes on standard error while it works.
+    #[serde(default)]
+    pub stream: Stream,
+    #[serde(default)]
+    pub mode: Mode,
+    /// Sandboxes that are kept ready for it.
+    #[serde(default)]
+    pub slots: u32,
+    /// What providers may do for it, outside of the sandbox; where nothing is said, what its gateway's policy says.
+    pub capabilities: Option<Grants>,
+    /// The tools of this machine that it may use. None are there yet, so the list is empty.
+    #[serde(default)]
+    pub tools: Vec<String>,
+    /// Beside what every sandbox has.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub limits: Wanted,
+    #[serde(default)]
+    pub models: Models,
+    /// The most that a run of it may spend, whatever is asked for.
+    #[serde(default)]
+    pub budget: budget::Limits,
+    /// Laid over its gateway's.
+    #[serde(default)]
+    pub policy: Policy,
+    /// What becomes of its work, in the words of `config/relay.toml`, over which it is laid.
+    #[serde(default, deserialize_with = "relay")]
+    pub relay: Option<judge::Config>,
+    /// Of an agent whose `setup` is `openclaw`.
+    #[serde(default)]
+    pub openclaw: OpenClaw,
+    /// Files that it finds in its workspace where there are none of that name, by their paths in it.
+    #[serde(default)]
+    pub files: BTreeMap<PathBuf, Text>,
+}
+
+/// The models that an agent may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Models {
+    /// None but these; where there is none, those that its gateway's policy lets through.
+    pub allow: Vec<String>,
+    /// Taken where a run names none.
+    pub default: Option<String>,
+}
+
+/// How an agent's workspace is made ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Setup {
+    /// The conversation is in `.cogni/messages.json`.
+    #[default]
+    Messages,
+    /// What `OpenClaw` reads: its settings, the last message, and what was said before it.
+    #[serde(rename = "openclaw")]
+    OpenClaw,
+}
+
+/// What an agent writes on standard error while it works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Nothing that is meant for others.
+    #[default]
+    None,
+    /// Lines of JSON, as our own agent's.
+    Events,
+}
+
+/// How long an agent's sandbox lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// For one run.
+    #[default]
+    OneShot,
+    /// For many runs, one after another.
+    LongRunning,
+}
+
+/// Who makes the sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Maker {
+    /// Docker Engine where there is an image, else we ourselves.
+    #[default]
+    Auto,
+    Docker,
+    Embedded,
+}
+
+/// What an `OpenClaw` is told beside what all are told.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OpenClaw {
+    /// Which of its agents answers.
+    pub agent: String,
+    /// The most that it takes a model to read.
+    pub context_window: u64,
+    /// The most that it lets a model write at once.
+    pub max_tokens: u64,
+    /// Tools that it goes without, beside those that cannot work in a sandbox.
+    pub deny: Vec<String>,
+}
+
+/// A file's text.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Text {
+    Here(String),
+    /// In a file beside the entry's, which is read with it.
+    Beside(Beside),
+}
+
+/// Where a text is.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    pub file: PathBuf,
+}
+
+/// What is wrong with an entry that can be read, by its key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) key: &'static str,
+    pub(super) what: String,
+}
+
+impl Entry {
+    /// What it is called in the records of its calls.
+    pub fn graph(&self) -> &str {
+        self.graph_id.as_deref().unwrap_or(&self.name)
+    }
+
+    /// A digest of all that the entry says, defaults and the files beside it included: two runs with the same one had the
+    /// same agent.
+    pub fn digest(&self) -> String {
+        hex::sha256(format!("{self:?}").as_bytes())
+    }
+
+    /// The model of a run that has `asked` for one, or for none.
+    ///
+    /// # Errors
+    /// The agent may not use that one.
+    pub fn model(&self, asked: Option<String>) -> Result<Option<String>, String> {
+        let Some(model) = asked.or_else(|| self.models.default.clone()) else { return Ok(None) };
+        let allow = &self.models.allow;
+        if allow.is_empty() || allow.contains(&model) {
+            return Ok(Some(model));
+        }
+        Err(format!("`{}` may not use the model `{model}`; take {}", self.name, quoted(allow)))
+    }
+
+    /// How long the agent may take, of what its run may: it is to end by itself, with an answer, and not by our doing.
+    pub fn own_time(max_runtime: Duration) -> Duration {
+        let early = max_runtime.saturating_sub(REST).max(max_runtime / 2);
+        early.max(Duration::from_secs(1))
+    }
+
+    /// Checks what its keys say together.
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        let wrong = |key, what: String| Err(Wrong { key, what });
+        if !is_name(&self.name) {
+            return wrong("name", format!("`{}` is no name; {NAME_RULE}", self.name));
+        }
+        if self.graph_id.as_ref().is_some_and(|graph| !is_name(graph)) {
+            return wrong("graph_id", format!("`{}` is no name; {NAME_RULE}", self.graph()));
+        }
+        if self.argv.is_empty() {
+            return wrong("argv", "there is no program; give it, and its arguments".to_owned());
+        }
+        if let Some(unknown) = self.argv.iter().find_map(|word| placeholder::unknown(word)) {
+            return wrong("argv", unknown);
+        }
+        match (&self.image, &self.rootfs, self.driver) {
+            (Some(_), Some(_), _) => {
+                return wrong("rootfs", "there is an image, too; give one of them".to_owned());
+            }
+            (Some(_), _, Maker::Embedded) => {
+                let what = "`embedded` knows no images; say `docker`, or give `rootfs`";
+                return wrong("driver", what.to_owned());
+            }
+            (None, _, Maker::Docker) => {
+                return wrong("driver", "`docker` needs an image; give `image`".to_owned());
+            }
+            _ => (),
+        }
+        if let Some(model) = &self.models.default
+            && !self.models.allow.is_empty()
+            && !self.models.allow.contains(model)
+        {
+            let what = format!("`{model}` is not among those that `allow` has");
+            return wrong("models.default", what);
+        }
+        if !self.tools.is_empty() {
+            return wrong("tools", "there are none yet; leave it out".to_owned());
+        }
+        self.check_setup()?;
+        let rules = Rules::compile(&self.policy.rules);
+        rules.map(drop).map_err(|error| Wrong { key: "policy.rules", what: error.to_string() })
+    }
+
+    fn check_setup(&self) -> Result<(), Wrong> {
+        let wrong = |key, what: String| Err(Wrong { key, what });
+        if self.setup != Setup::OpenClaw && self.openclaw != OpenClaw::default() {
+            return wrong("openclaw", "it is for `setup = \"openclaw\"`; say so".to_owned());
+        }
+        if !is_agent_id(&self.openclaw.agent) {
+            let what = format!("`{}` is none of its agents' ids", self.openclaw.agent);
+            return wrong("openclaw.agent", format!("{what}; give letters, digits, `-` and `_`"));
+        }
+        let is_plain = |path: &PathBuf| {
+            let mut parts = path.components();
+            parts.all(|part| matches!(part, std::path::Component::Normal(_)))
+        };
+        if let Some(path) = self.files.keys().find(|path| !is_plain(path)) {
+            let what = format!("`{}` leads out of the workspace", path.display());
+            return wrong("files", format!("{what}; give a path below it"));
+        }
+        Ok(())
+    }
+}
+
+impl Default for OpenClaw {
+    fn default() -> Self {
+        Self {
+            agent: "main".to_owned(),
+            // What the models that it is used with have at least, and take at once.
+            context_window: 200_000,
+            max_tokens: 8192,
+            deny: vec![],
+        }
+    }
+}
+
+impl FromStr for Maker {
+    type Err = &'static str;
+
+    fn from_str(given: &str) -> Result<Self, Self::Err> {
+        match given {
+            "auto" => Ok(Self::Auto),
+            "docker" => Ok(Self::Docker),
+            "embedded" => Ok(Self::Embedded),
+            _ => Err("give auto, docker or embedded"),
+        }
+    }
+}
+
+/// The file of an agent of this name.
+pub(super) fn file_name(agent: &str) -> String {
+    agent.replace(':', "-") + ".toml"
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn is_name(name: &str) -> bool {
+    let is_first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_next = |byte: u8| is_first(byte) || b":._-".contains(&byte);
+    name.len() <= LONGEST_NAME
+        && name.bytes().next().is_some_and(is_first)
+        && name.bytes().all(is_next)
+}
+
+/// As `OpenClaw` has them; it also names a directory after one.
+fn is_agent_id(id: &str) -> bool {
+    let is_next = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    id.len() <= LONGEST_NAME
+        && id.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && id.bytes().all(is_next)
+}
+
+fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Version {
+        Number(u64),
+        Text(String),
+    }
+    match Version::deserialize(deserializer) {
+        Ok(Version::Number(number)) => Ok(number.to_string()),
+        Ok(Version::Text(text)) if !text.is_empty() => Ok(text),
+        _ => Err(de::Error::custom("give a text or a whole number")),
+    }
+}
+
+fn relay<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<judge::Config>, D::Error> {
+    let said = toml::Table::deserialize(deserializer)?;
+    let text = toml::to_string(&said).map_err(de::Error::custom)?;
+    let why = |error: judge::Invalid| match error {
+        judge::Invalid::Toml(error) => de::Error::custom(error.message()),
+        error => de::Error::custom(error),
+    };
+    judge::Config::parse(&text).map(Some).map_err(why)
+}
+
+/// Of what a run may take, what is not the agent's: it needs some time to write its answer and end.
+const REST: Duration = Duration::from_secs(60);
+
+const LONGEST_NAME: usize = 64;
+
+const NAME_RULE: &str =
+    "give up to 64 small letters, digits, `:`, `.`, `_` and `-`, a letter or digit first";

@@ -1,0 +1,47 @@
+//! An agent, as others are told of it.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Entry;
+use super::available::Reason;
+
+/// One agent of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Listed {
+    /// The name that it is asked for by.
+    pub agent_id: String,
+    /// What it is called in the records of its calls.
+    pub graph_id: String,
+    /// For people.
+    pub name: String,
+    pub description: String,
+    pub version: String,
+    /// Of all that its entry says.
+    pub digest: String,
+    /// Those it may use; an empty list is no limit.
+    pub models: Vec<String>,
+    /// Whether it can run here.
+    pub available: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl Listed {
+    /// An agent, and whether it can run here.
+    pub fn new(entry: &Entry, available: &Result<(), Reason>) -> Self {
+        Self {
+            agent_id: entry.name.clone(),
+            graph_id: entry.graph().to_owned(),
+            name: entry.title.clone().unwrap_or_else(|| entry.name.clone()),
+            description: entry.description.clone(),
+            version: entry.version.clone(),
+            digest: entry.digest(),
+            models: entry.models.allow.clone(),
+            available: available.is_ok(),
+            reason: available.as_ref().err().map(ToString::to_string),
+        }
+    }
+}
