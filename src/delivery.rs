@@ -26,10 +26,10 @@ use crate::audit::{Log, SigningKey, relay as record};
 use crate::base::secret::Secret;
 use crate::forge::credential::Credential;
 use crate::forge::github::{self, Api};
+use crate::relay::git::Network;
 use crate::relay::repository::Repository;
 use crate::relay::{
-    self, Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Remote, Sha, extract,
-    judge,
+    self, Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Sha, extract, judge,
 };
 use outbox::{Job, Order, Outbox, Verdict};
 
@@ -41,6 +41,8 @@ pub struct Settings {
     /// `Name <email>`: who makes the relay's commits.
     pub committer: String,
     pub access: Option<Access>,
+    /// By which way git gets to remotes.
+    pub network: Network,
     /// Signs statements.
     pub key: SigningKey,
     /// Credentials of this host. None of them must be found in anybody's work.
@@ -97,8 +99,6 @@ pub enum Error {
     Relay(#[from] relay::Error),
     #[error(transparent)]
     GitHub(#[from] github::Error),
-    #[error("`{0}` is no address of a remote")]
-    Remote(String),
     #[error("the relay has been ended")]
     Ended(#[from] tokio::task::JoinError),
 }
@@ -110,6 +110,7 @@ impl Relay {
     /// There is no git, or the directory cannot be used.
     pub fn open(settings: Settings) -> Result<Self, Error> {
         let git = Git::find(&settings.state.join("home")).map_err(relay::Error::from)?;
+        let git = git.over(settings.network.clone());
         let outbox = Outbox::open(&settings.state.join(OUTBOX))?;
         Ok(Self { settings, git, outbox })
     }
@@ -222,9 +223,7 @@ impl Relay {
     }
 
     fn mirror(&self, repository: &Repository) -> Result<Mirror, Error> {
-        let url = repository.clone_url();
-        let remote = Remote::parse(&url).map_err(|_| Error::Remote(url))?;
-        Ok(Mirror::open(&self.git, &self.settings.state, &remote)?)
+        Ok(Mirror::open(&self.git, &self.settings.state, repository)?)
     }
 }
 

@@ -26,7 +26,6 @@ pub mod mirror;
 mod note;
 pub mod push;
 pub mod quarantine;
-pub mod remote;
 pub mod repository;
 mod sha;
 pub mod work;
@@ -44,7 +43,7 @@ pub use mirror::{BranchState, Mirror};
 pub use note::Note;
 pub use push::Pushed;
 pub use quarantine::Quarantined;
-pub use remote::Remote;
+pub use repository::Repository;
 pub use sha::Sha;
 pub use work::Work;
 

@@ -5,29 +5,27 @@
 
 mod error;
 mod patience;
+mod way;
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{ACCEPT, USER_AGENT};
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::{BodyExt as _, Limited};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use octocrab::service::middleware::base_uri::BaseUriLayer;
 use octocrab::service::middleware::extra_headers::ExtraHeadersLayer;
-use octocrab::{AuthState, OctoBody, Octocrab, OctocrabBuilder};
+use octocrab::{AuthState, Octocrab, OctocrabBuilder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::base;
 use crate::base::secret::Secret;
+use crate::relay::git::Network;
 use crate::relay::repository::Hosted;
+use way::Way;
 
 pub use error::{Error, Reason};
 pub use patience::Patience;
@@ -37,8 +35,7 @@ pub use patience::Patience;
 pub struct Config {
     /// `https://api.github.com`, or `https://HOST/api/v3` of GitHub Enterprise.
     pub url: Uri,
-    /// Authorities to trust instead of the system's.
-    pub ca_file: Option<PathBuf>,
+    pub network: Network,
     /// For a connection.
     pub connect_timeout: Duration,
     /// For a call, its answer included.
@@ -49,7 +46,7 @@ pub struct Config {
 /// A client of one forge's API.
 #[derive(Clone)]
 pub struct Api {
-    http: Http,
+    way: Way,
     config: Config,
 }
 
@@ -67,13 +64,11 @@ pub struct Branch {
     pub protected: bool,
 }
 
-type Http = legacy::Client<HttpsConnector<HttpConnector>, OctoBody>;
-
 impl Default for Config {
     fn default() -> Self {
         Self {
             url: Uri::from_static("https://api.github.com"),
-            ca_file: None,
+            network: Network::default(),
             connect_timeout: Duration::from_secs(10),
             timeout: Duration::from_secs(30),
             patience: Patience::default(),
@@ -85,24 +80,7 @@ impl Api {
     /// # Errors
     /// The authorities cannot be read.
     pub fn new(config: Config) -> io::Result<Self> {
-        let mut connector = HttpConnector::new();
-        connector.enforce_http(false);
-        connector.set_connect_timeout(Some(config.connect_timeout));
-        let builder = HttpsConnectorBuilder::new();
-        let builder = match &config.ca_file {
-            Some(path) => {
-                let roots = base::tls::authorities(path).map_err(io::Error::other)?;
-                let tls = rustls::ClientConfig::builder().with_root_certificates(roots);
-                builder.with_tls_config(tls.with_no_client_auth())
-            }
-            None => builder.with_native_roots()?,
-        };
-        let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
-        let http = legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .build(connector);
-        Ok(Self { http, config })
+        Ok(Self { way: Way::new(&config)?, config })
     }
 
     pub fn patience(&self) -> &Patience {
@@ -195,12 +173,24 @@ impl Api {
             (ACCEPT, HeaderValue::from_static("application/vnd.github+json")),
         ]);
         let token = token.expose().to_owned().into();
-        let built = OctocrabBuilder::new_empty()
-            .with_service(self.http.clone())
-            .with_layer(&ExtraHeadersLayer::new(headers))
-            .with_layer(&BaseUriLayer::new(self.config.url.clone()))
-            .with_auth(AuthState::AccessToken { token })
-            .build();
+        let (headers, base) =
+            (ExtraHeadersLayer::new(headers), BaseUriLayer::new(self.config.url.clone()));
+        let auth = AuthState::AccessToken { token };
+        let empty = OctocrabBuilder::new_empty();
+        let built = match self.way.clone() {
+            Way::Straight(http) => empty
+                .with_service(http)
+                .with_layer(&headers)
+                .with_layer(&base)
+                .with_auth(auth)
+                .build(),
+            Way::Tunnel(http) => empty
+                .with_service(http)
+                .with_layer(&headers)
+                .with_layer(&base)
+                .with_auth(auth)
+                .build(),
+        };
         match built {
             Ok(client) => client,
             Err(never) => match never {},
@@ -258,5 +248,3 @@ const AGENT: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));
 
 /// A page of pull requests has some hundred KiB, most of it addresses.
 const ANSWER_LIMIT: usize = 4 << 20;
-
-const IDLE: Duration = Duration::from_secs(30);

@@ -7,6 +7,7 @@
 
 pub mod batch;
 mod call;
+mod network;
 mod process;
 mod seal;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 pub(in crate::relay) use call::is_plain;
 pub use call::{Call, Input};
+pub use network::{Network, Proxy};
 pub use process::Limits;
 
 /// Git, found and looked at once.
@@ -31,6 +33,7 @@ struct Place {
     program: PathBuf,
     /// Empty, and ours: git looks for files of its user here.
     home: PathBuf,
+    network: Network,
 }
 
 /// Why git did not do what it should.
@@ -57,7 +60,9 @@ impl Git {
         let home = home.canonicalize()?;
         let mut found = vec![];
         for program in PLACES.map(PathBuf::from).into_iter().filter(|place| place.is_file()) {
-            let git = Self { place: Arc::new(Place { program, home: home.clone() }) };
+            let git = Self {
+                place: Arc::new(Place { program, home: home.clone(), network: Network::default() }),
+            };
             let said = git.call("version").text()?;
             if version(&said).is_some_and(|version| version >= OLDEST) {
                 return Ok(git);
@@ -66,6 +71,14 @@ impl Git {
         }
         found.extend(found.is_empty().then(|| format!("there is none in {}", PLACES.join(", "))));
         Err(Error::Unfit { found: found.join(", ") })
+    }
+
+    /// The same git, which gets to remotes this way.
+    #[must_use]
+    pub fn over(self, network: Network) -> Self {
+        let Place { program, home, .. } = &*self.place;
+        let place = Place { program: program.clone(), home: home.clone(), network };
+        Self { place: Arc::new(place) }
     }
 
     /// Where it is on this machine.

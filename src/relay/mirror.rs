@@ -1,5 +1,6 @@
 //! A repository as this machine keeps it: whole, bare, and never touched by anything of an agent's.
 
+mod remote;
 mod workspace;
 
 use std::fs::{self, DirBuilder, File};
@@ -11,7 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::git::{Call, Git, Limits, is_plain};
 use super::push::unreached;
-use super::{Branch, BranchKey, Error, Lease, Remote, Sha};
+use super::repository::Repository;
+use super::{Branch, BranchKey, Error, Lease, Sha};
+use crate::base::hex;
 use crate::base::secret::Secret;
 
 pub use workspace::{Author, Owner};
@@ -20,7 +23,7 @@ pub use workspace::{Author, Owner};
 #[derive(Clone, Debug)]
 pub struct Mirror {
     git: Git,
-    remote: Remote,
+    repository: Repository,
     /// The bare repository.
     git_dir: PathBuf,
     leases: PathBuf,
@@ -52,16 +55,16 @@ impl BranchState {
 }
 
 impl Mirror {
-    /// The mirror of `remote` below `state`, made where there is none yet. Nothing is fetched.
-    pub fn open(git: &Git, state: &Path, remote: &Remote) -> Result<Self, Error> {
-        let id = remote.id();
+    /// The mirror of a repository below `state`, made where there is none yet. Nothing is fetched.
+    pub fn open(git: &Git, state: &Path, repository: &Repository) -> Result<Self, Error> {
+        let id = id(repository);
         let (git_dir, leases) =
             (state.join("mirrors").join(format!("{id}.git")), state.join("branches").join(&id));
         if !is_plain(&git_dir) {
             let why = "the relay's directory must be absolute, without `:` and quotes";
             return Err(Error::State { path: state.to_owned(), why });
         }
-        let mirror = Self { git: git.clone(), remote: remote.clone(), git_dir, leases };
+        let mirror = Self { git: git.clone(), repository: repository.clone(), git_dir, leases };
         mirror.make()?;
         Ok(mirror)
     }
@@ -150,10 +153,10 @@ impl Mirror {
         base: Option<&str>,
         token: Option<&Secret>,
     ) -> Result<Listed, Error> {
-        let call = self.call("ls-remote").words(["--symref", "--"]).word(self.remote.url());
+        let call = self.call("ls-remote").words(["--symref", "--"]).word(self.url());
         let call = call.words(["HEAD", &branch.to_ref()]);
         let call = call.words(base.map(|base| format!("refs/heads/{base}")));
-        let text = self.remote.admit(call.limits(NETWORK), token).text().map_err(unreached)?;
+        let text = self.admit(call.limits(NETWORK), token).text().map_err(unreached)?;
         let mut listed = Listed::default();
         for (left, name) in text.lines().filter_map(|line| line.split_once('\t')) {
             match left.strip_prefix("ref: refs/heads/") {
@@ -167,8 +170,8 @@ impl Mirror {
 
     fn fetch(&self, wanted: &[String], token: Option<&Secret>) -> Result<(), super::git::Error> {
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
-        let call = self.call("fetch").words(words).word(self.remote.url()).words(wanted);
-        self.remote.admit(call.limits(NETWORK), token).done()
+        let call = self.call("fetch").words(words).word(self.url()).words(wanted);
+        self.admit(call.limits(NETWORK), token).done()
     }
 
     /// The name goes into refspecs, where much more has a meaning than in a name.
@@ -194,10 +197,6 @@ impl Mirror {
     pub(super) fn objects(&self) -> PathBuf {
         self.git_dir.join("objects")
     }
-
-    pub(super) fn remote(&self) -> &Remote {
-        &self.remote
-    }
 }
 
 /// What the remote lists.
@@ -207,10 +206,17 @@ struct Listed {
     branch: Option<Sha>,
 }
 
+/// The same for all usual spellings of the address.
+fn id(repository: &Repository) -> String {
+    hex::sha256(repository.key().as_bytes())[..ID_DIGITS].to_owned()
+}
+
 /// Each branch has its own, so that runs at several can fetch at once.
 fn own_ref(branch: &Branch, name: &str) -> String {
     format!("refs/relay/{}/{name}", branch.key())
 }
+
+const ID_DIGITS: usize = 16;
 
 /// Tells a whole mirror from one whose making was cut short.
 const MADE: &str = "relay-made";

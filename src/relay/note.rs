@@ -51,9 +51,9 @@ impl Desk<'_> {
         let before = before.map(|sha| sha.to_string()).unwrap_or_default();
         let lease = format!("--force-with-lease={NOTES}:{before}");
         let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];
-        let call = self.mirror.call("push").words(words).word(self.mirror.remote().url());
+        let call = self.mirror.call("push").words(words).word(self.mirror.url());
         let call = call.word(format!("{}:{NOTES}", self.own));
-        let (said, ended) = self.mirror.remote().admit(call, self.token).told()?;
+        let (said, ended) = self.mirror.admit(call, self.token).told()?;
         match ended {
             Ok(()) => Ok(true),
             Err(_) if said.contains("stale info") || said.contains("fetch first") => Ok(false),
@@ -63,17 +63,18 @@ impl Desk<'_> {
 
     /// Brings the remote's notes to our place; `None` where it has none.
     fn fetch(&self) -> Result<Option<Sha>, git::Error> {
-        let url = self.mirror.remote().url();
-        let list = self.mirror.call("ls-remote").word("--").word(url).word(NOTES);
-        let listed = self.mirror.remote().admit(list, self.token).text()?;
+        let url = self.mirror.url();
+        let list = self.mirror.call("ls-remote").word("--").word(&url).word(NOTES);
+        let listed = self.mirror.admit(list, self.token).text()?;
         let tip = listed.split('\t').next().and_then(|name| Sha::parse(name.as_bytes()));
         if tip.is_none() {
             self.mirror.call("update-ref").words(["-d", self.own]).done()?;
             return Ok(None);
         }
-        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--", url];
-        let call = self.mirror.call("fetch").words(words).word(format!("+{NOTES}:{}", self.own));
-        self.mirror.remote().admit(call, self.token).done()?;
+        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
+        let call =
+            self.mirror.call("fetch").words(words).word(url).word(format!("+{NOTES}:{}", self.own));
+        self.mirror.admit(call, self.token).done()?;
         // What is pushed builds on what was fetched, which may be newer than what was listed.
         let tip = self.mirror.call("rev-parse").words(["--verify", self.own]).text()?;
         Ok(Sha::parse(tip.trim_end().as_bytes()))

@@ -49,9 +49,8 @@ impl Cleared {
             ["--porcelain", "--no-verify", "--no-follow-tags", "--no-signed", "--no-progress"];
         let lease = format!("--force-with-lease={target}:{expected}");
         let call = work.call("push").words(words).words(["--recurse-submodules=no", &lease, "--"]);
-        let remote = work.mirror.remote();
-        let call = call.word(remote.url()).word(format!("{}:{target}", work.tip));
-        let (said, ended) = remote.admit(call.limits(NETWORK), token).told()?;
+        let call = call.word(work.mirror.url()).word(format!("{}:{target}", work.tip));
+        let (said, ended) = work.mirror.admit(call.limits(NETWORK), token).told()?;
         let answer = Answer::read(&said, &target);
         let was_there = match (answer, ended) {
             (Some(Answer::Done), Ok(())) => false,

@@ -30,7 +30,7 @@ pub struct Hosted {
 /// Why a text names no repository. It is not repeated: some people put a password there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the repository's URL {0}; give `https://host/owner/name`, `git@host:owner/name` or `file:///path/to/bare.git`"
+    "the repository's URL {0}; give `https://host/owner/name`, `git@host:owner/name` or `/path/to/bare.git`"
 )]
 pub struct Invalid(&'static str);
 
@@ -50,6 +50,9 @@ impl Repository {
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         if let Some(path) = text.strip_prefix("file://") {
             return local(path);
+        }
+        if text.starts_with('/') {
+            return local(text);
         }
         let is_plain =
             text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '\\' | '%'));
@@ -130,13 +133,17 @@ impl Hosted {
 }
 
 fn local(path: &str) -> Result<Repository, Invalid> {
+    // Git would decode the one, and the other ends a line of its own protocol.
+    if path.chars().any(|c| c.is_control() || c == '%') {
+        return Err(Invalid("has characters that it cannot have"));
+    }
     let path = Path::new(path);
     let is_whole = path.is_absolute() && !path.components().any(|part| part.as_os_str() == "..");
-    let is_printable = !path.to_string_lossy().chars().any(char::is_control);
-    if !is_whole || !is_printable {
+    if !is_whole {
         return Err(Invalid("names no absolute path"));
     }
-    Ok(Repository::Local(path.to_path_buf()))
+    // Without what makes no difference: doubled slashes, dots and the last slash.
+    Ok(Repository::Local(path.components().collect()))
 }
 
 fn hosted(is_tls: bool, host: &str, path: &str) -> Result<Repository, Invalid> {

@@ -3,5 +3,4 @@
 mod access;
 mod credential;
 mod pull_request;
-mod repository;
 mod text;

@@ -15,4 +15,5 @@ pub(crate) mod provider;
 pub(crate) mod repository;
 pub(crate) mod sandboxed;
 pub(crate) mod shared;
+pub(crate) mod tunnel;
 pub(crate) mod wire;

@@ -12,6 +12,7 @@ use crate::base::secret::Secret;
 use crate::delivery::{Access, Relay, Settings};
 use crate::forge::credential::{App, Credential};
 use crate::forge::github::{Api, Config};
+use crate::relay::git::{Network, Proxy};
 use crate::relay::judge;
 
 /// Where the relay keeps what outlives a run.
@@ -50,7 +51,8 @@ pub struct Setup {
     )]
     github_api_url: Uri,
 
-    /// PEM file of authorities to trust instead of the system's
+    /// PEM file of authorities to trust instead of the system's, for the API and for git. Both go by `HTTPS_PROXY` and
+    /// `NO_PROXY`
     #[arg(long, value_name = "PATH", env = "GITHUB_CA_FILE")]
     github_ca_file: Option<PathBuf>,
 
@@ -98,10 +100,23 @@ impl Setup {
             judge,
             committer: self.committer()?,
             access: self.access(&variable)?,
+            network: self.network(&variable)?,
             key: SigningKey::new(seed.as_ref())?,
             known,
         };
         Ok(Relay::open(settings)?)
+    }
+
+    /// The variables are those that everybody sets; they are not flags, since a proxy's address may hold a password.
+    fn network(&self, variable: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Network> {
+        let either = |name: &str| {
+            let given = [variable(name), variable(&name.to_ascii_lowercase())];
+            given.into_iter().flatten().find(|given| !given.is_empty())
+        };
+        let except = either("NO_PROXY").unwrap_or_default();
+        let proxy = either("HTTPS_PROXY").map(|url| Proxy::parse(&url, &except)).transpose();
+        let ca_file = self.github_ca_file.as_deref().map(std::path::absolute).transpose()?;
+        Ok(Network { ca_file, proxy: proxy.context("`HTTPS_PROXY`")? })
     }
 
     /// It becomes a line of a commit.
@@ -130,11 +145,8 @@ impl Setup {
             }
             (None, None, _) => return Ok(None),
         };
-        let config = Config {
-            url: self.github_api_url.clone(),
-            ca_file: self.github_ca_file.clone(),
-            ..Config::default()
-        };
+        let url = self.github_api_url.clone();
+        let config = Config { url, network: self.network(variable)?, ..Config::default() };
         let api = Api::new(config).context("GitHub's authorities cannot be read")?;
         Ok(Some(Access { api, credential }))
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 use super::batch::{Part, Reader};
 use super::process::{self, Limits, Sink};
 use super::seal::{ENVIRONMENT, SETTINGS};
-use super::{Error, Place};
+use super::{Error, Network, Place};
 use crate::base::secret::Secret;
 
 /// What git is to be told. Words are arguments of their own, never a shell's.
@@ -94,6 +94,23 @@ impl<'a> Call<'a> {
         self.secret(value)
     }
 
+    /// For a call that talks to a remote: by which way, and whom it trusts there. No other call is told.
+    pub fn over_network(mut self) -> Self {
+        let place = self.place;
+        let Network { ca_file, proxy } = &place.network;
+        if let Some(ca_file) = ca_file {
+            // In place of the system's, not beside them: the empty directory takes the place of its own.
+            self = self.variable("GIT_SSL_CAINFO", ca_file);
+            self = self.variable("GIT_SSL_CAPATH", &place.home);
+        }
+        if let Some(proxy) = proxy {
+            self = self.variable("https_proxy", proxy.url().expose());
+            self = self.variable("no_proxy", proxy.except());
+            self = proxy.password().iter().fold(self.secret(proxy.url()), Self::secret);
+        }
+        self
+    }
+
     /// What must not be in anything that comes back.
     pub fn secret(mut self, secret: &Secret) -> Self {
         self.secrets.push(secret.clone());
@@ -169,7 +186,7 @@ impl<'a> Call<'a> {
     }
 
     fn command(&self) -> Command {
-        let Place { program, home } = self.place;
+        let Place { program, home, .. } = self.place;
         let mut command = Command::new(program);
         command.env_clear().current_dir(home).env("HOME", home).env("XDG_CONFIG_HOME", home);
         // There is no repository but the one that is named.

@@ -11,6 +11,7 @@ use cogni_gateway::delivery::outbox::{Order, Step, Words};
 use cogni_gateway::delivery::statement::{Facts, Statement};
 use cogni_gateway::delivery::{Access, Begun, Delivered, Error, Relay, Settings};
 use cogni_gateway::relay::extract::{Announced, Commands};
+use cogni_gateway::relay::git::Network;
 use cogni_gateway::relay::judge::Config;
 use cogni_gateway::relay::mirror::{Author, Owner};
 use cogni_gateway::relay::repository::Repository;
@@ -214,6 +215,7 @@ pub(super) fn relay(forge: &Running) -> Arc<Relay> {
         judge: Config::default(),
         committer: "Relay <relay@example.com>".to_owned(),
         access: Some(Access { api: forge.api(), credential: credential() }),
+        network: Network::default(),
         key: key(),
         known: vec![],
     };

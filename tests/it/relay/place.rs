@@ -11,7 +11,7 @@ use cogni_gateway::relay::judge::Config;
 use cogni_gateway::relay::mirror::{Author, Owner};
 use cogni_gateway::relay::quarantine::Provenance;
 use cogni_gateway::relay::{
-    Artifacts, BranchKey, BranchState, Error, Git, Judged, Lease, Mirror, Pushed, Remote, Work,
+    Artifacts, BranchKey, BranchState, Error, Git, Judged, Lease, Mirror, Pushed, Work,
 };
 use tempfile::TempDir;
 
@@ -55,7 +55,7 @@ impl Place {
     pub(crate) fn at(directory: TempDir, remote: Repository, url: &str) -> Self {
         let state = directory.path().join("state");
         let git = Git::find(&state.join("home")).unwrap();
-        let mirror = Mirror::open(&git, &state, &Remote::parse(url).unwrap()).unwrap();
+        let mirror = Mirror::open(&git, &state, &url.parse().unwrap()).unwrap();
         Self { directory, remote, mirror, config: Config::default() }
     }
 

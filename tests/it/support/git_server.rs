@@ -14,8 +14,10 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// Serves the repositories below a directory until it is dropped. It has a thread of its own, so that tests
@@ -40,6 +42,15 @@ struct State {
 impl GitServer {
     /// `token` is accepted as GitHub accepts one: as the password of `x-access-token`.
     pub(crate) fn start(root: &Path, token: &str) -> Self {
+        Self::launch(root, token, None)
+    }
+
+    /// The same over TLS, as the name that the certificate is for.
+    pub(crate) fn start_tls(root: &Path, token: &str, tls: rustls::ServerConfig) -> Self {
+        Self::launch(root, token, Some(TlsAcceptor::from(Arc::new(tls))))
+    }
+
+    fn launch(root: &Path, token: &str, tls: Option<TlsAcceptor>) -> Self {
         let state = Arc::new(State {
             root: root.canonicalize().unwrap(),
             accepted: Mutex::new(basic(token)),
@@ -54,7 +65,7 @@ impl GitServer {
             runtime.block_on(async {
                 let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
                 told.send(listener.local_addr().unwrap()).unwrap();
-                until.run_until_cancelled(accept(listener, served)).await;
+                until.run_until_cancelled(accept(listener, tls, served)).await;
             });
         });
         Self { address: address.recv().unwrap(), state, stop, thread: Some(thread) }
@@ -88,16 +99,27 @@ impl Drop for GitServer {
     }
 }
 
-async fn accept(listener: TcpListener, state: Arc<State>) {
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<State>) {
     loop {
         let (socket, _) = listener.accept().await.unwrap();
-        let state = state.clone();
-        let service = service_fn(move |request| answer(state.clone(), request));
-        // A client that leaves is no failure.
+        let (tls, state) = (tls.clone(), state.clone());
+        // A client that leaves, or does not trust us, is no failure.
         tokio::spawn(async move {
-            let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
+            match tls {
+                None => serve(socket, state).await,
+                Some(tls) => {
+                    if let Ok(socket) = tls.accept(socket).await {
+                        serve(socket, state).await;
+                    }
+                }
+            }
         });
     }
+}
+
+async fn serve(socket: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
+    let service = service_fn(move |request| answer(state.clone(), request));
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
 }
 
 async fn answer(

@@ -35,7 +35,12 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
         "ext::sh -c id",
         "file://relative/site.git",
         "file:///srv/../etc/site.git",
-        "/srv/site.git",
+        "relative/site.git",
+        "ssh://host/acme/site",
+        "https://",
+        "https://github.com/acme/site\n",
+        "/srv/%2e%2e/site.git",
+        "/srv/site\n.git",
         "--upload-pack=id",
         "",
     ]
@@ -57,7 +62,14 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
     ext::sh -c id: has characters that it cannot have
     file://relative/site.git: names no absolute path
     file:///srv/../etc/site.git: names no absolute path
-    /srv/site.git: has no host
+    relative/site.git: is not a URL
+    ssh://host/acme/site: has a scheme that is not read
+    https://: is not a URL
+    https://github.com/acme/site
+    : has characters that it cannot have
+    /srv/%2e%2e/site.git: has characters that it cannot have
+    /srv/site
+    .git: has characters that it cannot have
     --upload-pack=id: has a scheme that is not read
     : is not a URL
     ");
@@ -65,7 +77,9 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
 
 #[test]
 fn a_repository_on_this_machine_is_its_path() {
-    let repository: Repository = "file:///srv/git/site.git".parse().unwrap();
-    assert_eq!(repository.key(), "file:///srv/git/site.git");
-    assert!(repository.hosted().is_none());
+    for spelling in ["file:///srv/git/site.git", "/srv/git/site.git", "/srv//git/./site.git/"] {
+        let repository: Repository = spelling.parse().unwrap();
+        assert_eq!(repository.key(), "file:///srv/git/site.git");
+        assert!(repository.hosted().is_none());
+    }
 }

@@ -1,0 +1,60 @@
+//! How git gets to a remote: whom it trusts, and by which proxy.
+
+use std::path::PathBuf;
+
+use http::Uri;
+
+use crate::base::secret::Secret;
+
+/// The way to every remote of this machine. Without anything it is straight, and trusts whom the system trusts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// PEM file of authorities to trust instead of the system's; its path is absolute.
+    pub ca_file: Option<PathBuf>,
+    pub proxy: Option<Proxy>,
+}
+
+/// What carries TLS to a host that cannot be reached otherwise. It sees which host, and nothing that is said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proxy {
+    /// `http://[USER:PASSWORD@]HOST[:PORT]`
+    url: Secret,
+    /// Hosts that are reached without it, as everybody writes them in `NO_PROXY`.
+    except: String,
+}
+
+/// The text names no proxy. It is not repeated: it may hold a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the proxy cannot be used; give `http://HOST:PORT`")]
+pub struct Invalid;
+
+impl Proxy {
+    /// Reads a proxy's address as `HTTPS_PROXY` has it; without a scheme it is `http://`.
+    ///
+    /// # Errors
+    /// It is none, or of a kind that is not spoken: TLS to the proxy itself, SOCKS.
+    pub fn parse(url: &str, except: &str) -> Result<Self, Invalid> {
+        let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+        let uri: Uri = url.parse().map_err(|_| Invalid)?;
+        let is_plain =
+            uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty());
+        if !is_plain || except.chars().any(char::is_control) {
+            return Err(Invalid);
+        }
+        Ok(Self { url: Secret::new(url), except: except.to_owned() })
+    }
+
+    pub fn url(&self) -> &Secret {
+        &self.url
+    }
+
+    pub fn except(&self) -> &str {
+        &self.except
+    }
+
+    /// What nobody is to read, where there is something.
+    pub(super) fn password(&self) -> Option<Secret> {
+        let (user, _) = self.url.expose().split_once("://")?.1.rsplit_once('@')?;
+        Some(Secret::new(user.split_once(':')?.1))
+    }
+}

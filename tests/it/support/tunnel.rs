@@ -1,0 +1,88 @@
+//! A proxy as companies have one: it carries TLS to wherever it is asked to, and here always to one server.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// Carries connections until the test's process ends.
+pub(crate) struct Tunnel {
+    pub(crate) address: SocketAddr,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Tunnel {
+    /// Whatever host it is asked for, `server` is behind it.
+    pub(crate) fn to(server: SocketAddr) -> Self {
+        Self::start(server, false)
+    }
+
+    /// The same for whoever has a password, whatever it is.
+    pub(crate) fn guarded(server: SocketAddr) -> Self {
+        Self::start(server, true)
+    }
+
+    fn start(server: SocketAddr, is_guarded: bool) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let theirs = asked.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let asked = theirs.clone();
+                // A connection that ends in the middle is the client's to tell.
+                thread::spawn(move || drop(carry(client, server, &asked, is_guarded)));
+            }
+        });
+        Self { address, asked }
+    }
+
+    /// The head of each request so far: `CONNECT HOST:PORT`, and whether there was a password.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+fn carry(
+    client: TcpStream,
+    server: SocketAddr,
+    asked: &Mutex<Vec<String>>,
+    is_guarded: bool,
+) -> io::Result<()> {
+    let mut from = BufReader::new(client.try_clone()?);
+    loop {
+        let (what, has_password) = head(&mut from)?;
+        let ending = if has_password { " with a password" } else { "" };
+        asked.lock().unwrap().push(what + ending);
+        if has_password || !is_guarded {
+            break;
+        }
+        (&client).write_all(WHO)?;
+    }
+    let server = TcpStream::connect(server)?;
+    (&client).write_all(b"HTTP/1.1 200 here you are\r\n\r\n")?;
+    let (to, back) = (server.try_clone()?, client);
+    let up = thread::spawn(move || {
+        let _ = io::copy(&mut from, &mut &to);
+        to.shutdown(Shutdown::Write)
+    });
+    let _ = io::copy(&mut &server, &mut &back);
+    let _ = back.shutdown(Shutdown::Both);
+    up.join().unwrap()
+}
+
+/// What is asked for, and whether with a password.
+fn head(from: &mut impl BufRead) -> io::Result<(String, bool)> {
+    let (mut first, mut line, mut has_password) = (String::new(), String::new(), false);
+    if from.read_line(&mut first)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    while from.read_line(&mut line)? > 0 && line != "\r\n" {
+        has_password |= line.to_ascii_lowercase().starts_with("proxy-authorization: basic ");
+        line.clear();
+    }
+    Ok((first.trim_end().trim_end_matches(" HTTP/1.1").to_owned(), has_password))
+}
+
+const WHO: &[u8] =
+    b"HTTP/1.1 407 who are you\r\nProxy-Authenticate: Basic realm=\"x\"\r\nContent-Length: 0\r\n\r\n";
