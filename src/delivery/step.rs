@@ -141,11 +141,12 @@ impl Relay {
     async fn let_in(&self, order: &Order) -> Result<Option<Secret>, Stop> {
         let Some((hosted, access)) = self.hosted(&order.repository) else { return Ok(None) };
         let (api, branch) = (&access.api, order.branch().to_string());
-        let ask = async |token: Secret| {
-            let found = api.branch(&token, hosted, &branch).await?;
+        let name = &*branch;
+        let ask = |token: Secret| async move {
+            let found = api.branch(&token, hosted, name).await?;
             Ok((token, found.is_some_and(|branch| branch.protected)))
         };
-        let asked = async || access.credential.with(api, hosted, ask).await;
+        let asked = || access.credential.with(api, hosted, ask);
         let (token, is_protected) = Box::pin(api.patience().keep(asked)).await?;
         if is_protected {
             return Err(Stop::held("protected", format!("`{branch}` is a protected branch")));

@@ -41,12 +41,15 @@ impl Credential {
     ///
     /// # Errors
     /// As [`Credential::token`], and what `attempt` says.
-    pub async fn with<T>(
+    pub async fn with<T, F>(
         &self,
         api: &Api,
         repository: &Hosted,
-        attempt: impl AsyncFn(Secret) -> Result<T, Error>,
-    ) -> Result<T, Error> {
+        attempt: impl Fn(Secret) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         let first = Box::pin(attempt(self.token(api, repository).await?)).await;
         match (self, first) {
             (Self::App(app), Err(Error::Unauthorized(_))) => {

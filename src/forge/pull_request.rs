@@ -87,8 +87,8 @@ pub async fn publish(
     repository: &Hosted,
     order: &Order,
 ) -> Result<Published, Error> {
-    let attempt = async |token| Desk { api, token, repository, order }.publish().await;
-    let attempts = async || credential.with(api, repository, attempt).await;
+    let attempt = |token| async move { Desk { api, token, repository, order }.publish().await };
+    let attempts = || credential.with(api, repository, attempt);
     Box::pin(api.patience().keep(attempts)).await
 }
 

@@ -70,7 +70,7 @@ impl App {
         if let Some(given) = given.as_ref().filter(|given| given.is_fresh()) {
             return Ok(given.token.clone());
         }
-        let new = api.patience().keep(async || self.ask(api, repository).await).await?;
+        let new = api.patience().keep(|| self.ask(api, repository)).await?;
         Ok(given.insert(new).token.clone())
     }
 

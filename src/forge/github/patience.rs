@@ -27,10 +27,10 @@ impl Patience {
     ///
     /// # Errors
     /// The last one.
-    pub async fn keep<T>(
-        &self,
-        mut attempt: impl AsyncFnMut() -> Result<T, Error>,
-    ) -> Result<T, Error> {
+    pub async fn keep<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         let mut wait = self.first;
         for _ in 1..self.attempts {
             let error = match Box::pin(attempt()).await {
