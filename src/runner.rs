@@ -76,8 +76,16 @@ pub struct Order {
 }
 
 impl Order {
+    /// The model that its program is told to use.
+    pub fn model(&self) -> Option<&str> {
+        self.spec.env.get(MODEL).map(String::as_str)
+    }
+
     /// Checks everything that can be checked without making anything.
-    fn check(&self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> anyhow::Result<()> {
         if self.proxy.is_some() && self.target.is_some() {
             bail!(
                 "what becomes of a branch is written to the run's log, which a gateway in a container keeps; leave `--proxy container` out"
@@ -174,8 +182,23 @@ impl Prepared {
         self.gateway.run().map(|run| Arc::clone(&run.ledger))
     }
 
+    /// What is kept of each of its two streams.
+    pub fn max_output_bytes(&self) -> usize {
+        self.order.spec.limits.max_output_bytes
+    }
+
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
+        let output = Output::new(self.max_output_bytes(), live);
+        Box::pin(self.run_into(output, cancel)).await
+    }
+
+    /// As [`run`](Self::run), for who listens in another way.
+    pub async fn run_into<W: AsyncWrite + Unpin>(
+        self,
+        mut output: Output<W>,
+        cancel: CancellationToken,
+    ) -> RunResult {
         let Self { gateway, run, driver, order, sandbox, directories, is_agent, target, policy } =
             self;
         let begun = Instant::now();
@@ -192,7 +215,6 @@ impl Prepared {
             }
         });
         tracing::info!(run, root = %order.spec.root, "starting the sandbox");
-        let mut output = Output::new(limits.max_output_bytes, live);
         let here = gateway.run();
         let serve = gateway.serve(&signals, stop.clone());
         let live = async {

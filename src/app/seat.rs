@@ -57,6 +57,18 @@ impl Seats {
         Ok(Seat { runs: self.runs.clone(), listener, gateway, config })
     }
 
+    /// Closes the records of a run whose process has ended without doing so: what was open is settled as it is after
+    /// any crash.
+    ///
+    /// # Errors
+    /// They cannot be opened or closed, or the run is open here.
+    pub async fn finish_abandoned(&self, config: Config) -> anyhow::Result<()> {
+        let (run, runs) = (config.identity.run.clone(), self.runs.clone());
+        tokio::task::spawn_blocking(move || runs.open_seat(config)).await??;
+        self.runs.close(&run).await?;
+        Ok(())
+    }
+
     /// To look at the open runs, and change them.
     pub fn runs(&self) -> &Runs {
         &self.runs

@@ -239,7 +239,6 @@ impl Request {
         let roots = if self.roots.is_empty() { vec![PathBuf::from(".")] } else { self.roots };
         let roots = roots.into_iter().map(absolute).collect::<Result<_, _>>()?;
         let grace = self.grace.unwrap_or(GRACE);
-        let run_dir = host.run_dir;
         Ok(Order {
             config,
             spec,

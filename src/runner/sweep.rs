@@ -149,7 +149,8 @@ impl Sweep {
 }
 
 impl Swept {
-    fn log(self) {
+    /// For whoever does not look at it otherwise.
+    pub fn log(self) {
         for Found { kind, name, fate } in self.found {
             match fate {
                 Fate::Removed => tracing::info!(?kind, name, "removed what a crash had left"),
