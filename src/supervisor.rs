@@ -1,1 +1,256 @@
 //! The runs of a service: accepted, started, watched and brought to a definite end, whatever happens to the process.
+//!
+//! Reading order: [`wanted`] is what somebody asks for; [`admission`] says yes or no; [`conduct`] takes one run from its
+//! row to its end, with what the agent says turned into events by [`script`];
+//! [`recovery`] does for another process's runs what that process cannot do any more.
+//!
+//! **Invariant:** a run that was accepted is in the journal, and ends there exactly once.
+//!
+//! **Invariant:** one process has the state directory, so that nobody else begins or ends its runs.
+
+mod admission;
+mod conduct;
+mod ending;
+mod lock;
+mod recovery;
+mod script;
+pub mod wanted;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use arc_swap::ArcSwap;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::app::Seats;
+use crate::base::db;
+use crate::base::drain::Drain;
+use crate::catalog::Catalog;
+use crate::config::Config;
+use crate::delivery::Relay;
+use crate::journal::{Journal, State};
+use crate::runner::sweep::Sweep;
+use crate::runner::{Host, Maker};
+
+pub use admission::{Refused, Started};
+pub use wanted::Wanted;
+
+use lock::Lock;
+
+/// What a service does its work with. Clones are the same.
+#[derive(Clone)]
+pub struct Supervisor(Arc<Shared>);
+
+/// Where a service has its runs, and how many.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The journal, audit logs and what the relay keeps. Nothing in it is ever shown to a sandbox.
+    pub state_dir: PathBuf,
+    /// Where runs have their directories, which go with them; and what sandboxes are made with.
+    pub host: Host,
+    /// For agents that do not say.
+    pub driver: Maker,
+    /// Whether the embedded driver may do without limits on memory, processes and processors.
+    pub allow_unlimited: bool,
+    /// More at once are refused.
+    pub max_runs: usize,
+    /// Between SIGTERM and SIGKILL.
+    pub grace: Duration,
+    /// How long runs that have ended are remembered.
+    pub retention: Duration,
+    /// How long a call may go without a receipt before its run is flagged.
+    pub receipt_bound: Duration,
+}
+
+/// What the supervisor composes.
+pub struct Parts {
+    /// The gateway's settings; who a run is, and what it may spend, is said for each.
+    pub config: Config,
+    pub catalog: Catalog,
+    pub seats: Seats,
+    pub journal: Journal,
+    /// Without one, no run has a repository.
+    pub relay: Option<Arc<Relay>>,
+}
+
+struct Shared {
+    settings: Settings,
+    config: ArcSwap<Config>,
+    catalog: ArcSwap<Catalog>,
+    seats: Seats,
+    journal: Journal,
+    relay: Option<Arc<Relay>>,
+    places: Arc<Semaphore>,
+    live: Mutex<HashMap<String, CancellationToken>>,
+    is_draining: AtomicBool,
+    tasks: Drain,
+    _lock: Lock,
+}
+
+/// There is no such run.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no run `{0}`")]
+pub struct Unknown(pub String);
+
+impl Supervisor {
+    /// Takes the state directory, and takes up what was left in it. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// Another process has the directory, or something in it cannot be read.
+    pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
+        let lock = Lock::take(&settings.state_dir)?;
+        let Parts { config, catalog, seats, journal, relay } = parts;
+        let supervisor = Self(Arc::new(Shared {
+            config: ArcSwap::from_pointee(config),
+            catalog: ArcSwap::from_pointee(catalog),
+            seats,
+            journal,
+            relay,
+            places: Arc::new(Semaphore::new(settings.max_runs)),
+            live: Mutex::default(),
+            is_draining: AtomicBool::new(false),
+            tasks: Drain::default(),
+            _lock: lock,
+            settings,
+        }));
+        supervisor
+            .recover()
+            .await
+            .context("what an earlier process has left cannot be taken up")?;
+        Ok(supervisor)
+    }
+
+    /// Ends a run; it is over some moments later. One that has ended stays as it is.
+    ///
+    /// # Errors
+    /// There is none, or the journal cannot be read.
+    pub async fn cancel(&self, run: &str) -> Result<Result<State, Unknown>, db::Error> {
+        if let Some(live) = self.0.live().get(run) {
+            live.cancel();
+            return Ok(Ok(State::Running));
+        }
+        let row = self.0.journal.run(run).await?;
+        Ok(row.map(|row| row.state).ok_or_else(|| Unknown(run.to_owned())))
+    }
+
+    pub fn journal(&self) -> &Journal {
+        &self.0.journal
+    }
+
+    pub fn catalog(&self) -> Arc<Catalog> {
+        self.0.catalog.load_full()
+    }
+
+    pub fn relay(&self) -> Option<&Arc<Relay>> {
+        self.0.relay.as_ref()
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// How many runs have not ended.
+    pub fn live(&self) -> usize {
+        self.0.live().len()
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.0.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// The file of a run's audit log.
+    pub fn audit_log(&self, run: &str) -> PathBuf {
+        self.0.settings.audit_log(run)
+    }
+
+    /// Puts others in force, for runs that are accepted from now on.
+    pub fn reload(&self, config: Config, catalog: Catalog) {
+        self.0.config.store(Arc::new(config));
+        self.0.catalog.store(Arc::new(catalog));
+    }
+
+    /// Does what has to be done from time to time, until `stop`.
+    pub async fn keep(&self, stop: CancellationToken) {
+        let sweep = Sweep {
+            docker_socket: self.0.settings.host.docker_socket.clone(),
+            run_dir: self.0.settings.host.run_dir.clone(),
+            apply: true,
+            all: false,
+        };
+        let housekeeping = async {
+            while !stop.is_cancelled() {
+                self.tidy().await;
+                tokio::select! {
+                    () = sleep(TIDY_EVERY) => (),
+                    () = stop.cancelled() => (),
+                }
+            }
+        };
+        tokio::join!(sweep.forever(SWEEP_EVERY, stop.clone()), housekeeping);
+    }
+
+    /// Accepts nothing more, lets runs end until `deadline`, then cancels them, and waits for their ends.
+    pub async fn drain(&self, deadline: Instant) {
+        self.0.is_draining.store(true, Ordering::Relaxed);
+        let finish = self.0.tasks.finish(NEVER);
+        let mut finish = std::pin::pin!(finish);
+        if timeout_at(deadline, finish.as_mut()).await.is_ok() {
+            return;
+        }
+        tracing::warn!(runs = self.live(), "runs have not ended in time, and are cancelled");
+        for live in self.0.live().values() {
+            live.cancel();
+        }
+        finish.await;
+    }
+
+    async fn tidy(&self) {
+        let forgotten = SystemTime::now().checked_sub(self.0.settings.retention);
+        if let Some(before) = forgotten {
+            match self.0.journal.forget(before).await {
+                Ok(0) => (),
+                Ok(runs) => tracing::info!(runs, "forgot runs that ended long ago"),
+                Err(error) => tracing::error!(%error, "cannot forget old runs"),
+            }
+        }
+        if let Some(relay) = &self.0.relay
+            && let Err(error) = Box::pin(relay.resume(None)).await
+        {
+            tracing::error!("cannot resume deliveries: {:#}", anyhow::Error::new(error));
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn audit_log(&self, run: &str) -> PathBuf {
+        self.state_dir.join("audit").join(format!("{run}.jsonl"))
+    }
+}
+
+impl Shared {
+    fn live(&self) -> MutexGuard<'_, HashMap<String, CancellationToken>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Supervisor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Supervisor").field("live", &self.live()).finish_non_exhaustive()
+    }
+}
+
+/// How often a service looks for what is due.
+const TIDY_EVERY: Duration = Duration::from_secs(30);
+
+/// How often it looks for what crashed processes have left.
+const SWEEP_EVERY: Duration = Duration::from_mins(5);
+
+/// A run has a deadline of its own.
+const NEVER: Duration = Duration::from_secs(u32::MAX as u64);

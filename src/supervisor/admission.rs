@@ -1,0 +1,110 @@
+//! Whether a run may begin. A run is accepted when it is in the journal, and not before.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{Shared, Supervisor, Wanted};
+use crate::base::db;
+use crate::catalog;
+use crate::journal::{Added, Feed, New};
+
+/// A run that was accepted, now or before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Started {
+    pub run: String,
+    /// Whether it was asked for before, with the same key.
+    pub is_known: bool,
+}
+
+/// Why a run was not accepted. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error("the service is stopping; try again elsewhere, or later")]
+    Draining,
+    #[error("{0} runs are under way, and no more are allowed at once; try again later")]
+    Full(usize),
+    #[error(transparent)]
+    NoAgent(#[from] catalog::Unknown),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("the idempotency key was used for another run, `{0}`, which asked for something else")]
+    Conflict(String),
+    /// Not the caller's fault.
+    #[error("the run cannot be written down")]
+    Journal(#[from] db::Error),
+}
+
+/// Whoever holds it is one of so many.
+pub(super) type Place = OwnedSemaphorePermit;
+
+impl Supervisor {
+    /// Accepts a run, which begins at once. Asked again with the same key, it is the same run.
+    ///
+    /// # Errors
+    /// Why it is not accepted.
+    pub async fn start(&self, wanted: Wanted, key: Option<String>) -> Result<Started, Refused> {
+        if self.is_draining() {
+            return Err(Refused::Draining);
+        }
+        let run = format!("run-{}", Uuid::now_v7());
+        let model = self.0.check(&wanted, &run)?;
+        let places = Arc::clone(&self.0.places);
+        let full = |_| Refused::Full(self.0.settings.max_runs);
+        let place = places.try_acquire_owned().map_err(full)?;
+        let new = New {
+            id: run.clone(),
+            grant: wanted.grant.clone(),
+            idempotency_key: key,
+            digest: wanted.digest(),
+            agent: wanted.agent.clone(),
+            account: wanted.account.clone(),
+            model,
+            wanted: wanted.to_json(),
+        };
+        match self.0.journal.add(new).await? {
+            Added::New(feed) => {
+                self.conduct(wanted, feed, Some(place));
+                Ok(Started { run, is_known: false })
+            }
+            Added::Known(row) => Ok(Started { run: row.id, is_known: true }),
+            Added::Conflict(row) => Err(Refused::Conflict(row.id)),
+        }
+    }
+
+    /// Takes a run that is in the journal to its end, in the background; without a place, when there is one.
+    pub(super) fn conduct(&self, wanted: Wanted, feed: Feed, place: Option<Place>) {
+        let (shared, cancel) = (Arc::clone(&self.0), CancellationToken::new());
+        shared.live().insert(feed.run().to_owned(), cancel.clone());
+        self.0.tasks.spawn(async move {
+            let place = match place {
+                Some(place) => Some(place),
+                None => Arc::clone(&shared.places).acquire_owned().await.ok(),
+            };
+            Box::pin(shared.run_to_its_end(&wanted, &feed, cancel)).await;
+            shared.live().remove(feed.run());
+            drop(place);
+        });
+    }
+}
+
+impl Shared {
+    /// All that can be told without making anything. Returns the model.
+    fn check(&self, wanted: &Wanted, run: &str) -> Result<String, Refused> {
+        let catalog = self.catalog.load();
+        catalog.find(&wanted.agent)?;
+        let invalid = |error: anyhow::Error| Refused::Invalid(format!("{error:#}"));
+        let line = wanted.line(run).map_err(|error| Refused::Invalid(error.to_string()))?;
+        if line.is_some() && self.relay.is_none() {
+            return Err(Refused::Invalid(
+                "this service has no relay, so no repositories".to_owned(),
+            ));
+        }
+        let order = wanted.order(run, (&self.settings, &self.config.load(), &catalog));
+        let order = order.map_err(invalid)?;
+        order.check().map_err(invalid)?;
+        Ok(order.model().unwrap_or_default().to_owned())
+    }
+}

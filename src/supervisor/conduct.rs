@@ -1,0 +1,120 @@
+//! One run of a service, from its row to its end.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::script::Script;
+use super::wanted::Line;
+use super::{Shared, Wanted, ending};
+use crate::catalog::Entry;
+use crate::journal::{Ended, Feed, Kind};
+use crate::runner::delivery::Target;
+use crate::runner::{ErrorCode, Order, Prepared, RunResult};
+use crate::sandbox::output::{Output, Stream};
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failed {
+    #[error("it was cancelled before it began")]
+    Cancelled,
+    #[error("the branch cannot be worked on: {0:#}")]
+    Branch(anyhow::Error),
+    #[error("{0:#}")]
+    Internal(#[from] anyhow::Error),
+}
+
+impl Failed {
+    /// As a result's.
+    pub(super) fn code(&self) -> String {
+        match self {
+            Self::Cancelled => ErrorCode::Cancelled.to_string(),
+            Self::Branch(_) => "branch_unavailable".to_owned(),
+            Self::Internal(_) => ErrorCode::Internal.to_string(),
+        }
+    }
+}
+
+impl Shared {
+    /// Runs it, and writes down how it went, whatever happens.
+    pub(super) async fn run_to_its_end(
+        &self,
+        wanted: &Wanted,
+        feed: &Feed,
+        cancel: CancellationToken,
+    ) {
+        let run = async {
+            let done = Box::pin(self.try_run(wanted, feed, cancel)).await;
+            if let Err(error) = &done {
+                tracing::error!(run = feed.run(), "the run has failed: {error:#}");
+            }
+            self.end(feed, ending::of(done, feed)).await;
+        };
+        tokio::join!(run, self.journal.keep(feed));
+    }
+
+    async fn try_run(
+        &self,
+        wanted: &Wanted,
+        feed: &Feed,
+        cancel: CancellationToken,
+    ) -> Result<RunResult, Failed> {
+        let run = feed.run();
+        let (config, catalog) = (self.config.load_full(), self.catalog.load_full());
+        let entry = Arc::clone(catalog.find(&wanted.agent).context("it is gone")?);
+        let mut order = wanted.order(run, (&self.settings, &config, &catalog))?;
+        self.journal.begin(run, wanted.begun().to_json()).await.map_err(anyhow::Error::from)?;
+        feed.tell(
+            Kind::RunStarted,
+            &json!({"run": run, "agent": entry.name, "model": order.model()}),
+        );
+        if let Some(line) = wanted.line(run).map_err(anyhow::Error::from)? {
+            let target = Box::pin(self.target(wanted, &line, &entry));
+            let begun = cancel.run_until_cancelled(target).await.ok_or(Failed::Cancelled)?;
+            order.target = Some(begun.map_err(Failed::Branch)?);
+        }
+        let prepared = self.prepare(order).await?;
+        Ok(self.follow(prepared, &entry, feed, cancel).await)
+    }
+
+    async fn target(&self, wanted: &Wanted, line: &Line, entry: &Entry) -> anyhow::Result<Target> {
+        let relay = self.relay.as_ref().context("this service has no relay")?;
+        let base = wanted.branch.base.as_deref();
+        let target =
+            Target::begin(Arc::clone(relay), line.repository.clone(), &line.key, base).await?;
+        Ok(target.with_pull_request(wanted.branch.pull_request).by(&entry.name))
+    }
+
+    /// Binds its socket and fills its workspace, on a thread that may wait for the disk.
+    async fn prepare(&self, mut order: Order) -> anyhow::Result<Prepared> {
+        order.seats = Some(self.seats.clone());
+        tokio::task::spawn_blocking(move || Prepared::new(order)).await?
+    }
+
+    async fn follow(
+        &self,
+        prepared: Prepared,
+        entry: &Entry,
+        feed: &Feed,
+        cancel: CancellationToken,
+    ) -> RunResult {
+        let script = Script::new(feed.clone(), entry.stream);
+        let output = Output::of(Stream::Stderr, prepared.max_output_bytes(), script);
+        Box::pin(prepared.run_into(output, cancel)).await
+    }
+
+    /// What cannot be written is tried again: nobody else will end it.
+    pub(super) async fn end(&self, feed: &Feed, ended: Ended) {
+        let mut pause = FIRST_PAUSE;
+        while let Err(error) = self.journal.end(feed, ended.clone()).await {
+            tracing::error!(run = feed.run(), %error, "cannot write down how a run has ended");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+}
+
+const FIRST_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+const LAST_PAUSE: std::time::Duration = std::time::Duration::from_secs(30);

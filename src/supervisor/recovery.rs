@@ -1,0 +1,79 @@
+//! What another process has left: each of its runs is brought to a definite end.
+//!
+//! A run that had not begun begins now. One that had begun has lost its gateway with the process, so it cannot go on:
+//! what is left of it is taken away, its log is repaired and closed, its calls are booked, and it ends as interrupted.
+//! What it had committed and is on its way goes on by the relay's own outbox.
+
+use anyhow::Context;
+
+use super::{Supervisor, Wanted, ending};
+use crate::audit::verify;
+use crate::journal::{Row, State};
+use crate::runner::sweep::Sweep;
+
+impl Supervisor {
+    /// Before anything new begins.
+    pub(super) async fn recover(&self) -> anyhow::Result<()> {
+        let rows = self.0.journal.open_rows().await?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(runs = rows.len(), "an earlier process has left runs");
+        self.sweep().await;
+        for row in rows {
+            let run = row.id.clone();
+            self.recover_one(row).await.with_context(|| format!("run `{run}`"))?;
+        }
+        Ok(())
+    }
+
+    async fn recover_one(&self, row: Row) -> anyhow::Result<()> {
+        let feed = self.0.journal.resume(&row.id).await?;
+        let wanted: Wanted = serde_json::from_str(&row.wanted)?;
+        if row.state == State::Queued {
+            // More may have been left than are allowed now: they wait for each other.
+            self.conduct(wanted, feed, None);
+            return Ok(());
+        }
+        if let Err(error) = self.close_log(&wanted, &row.id).await {
+            tracing::error!(run = row.id, "the audit log cannot be closed: {error:#}");
+        }
+        let ended = ending::failed(
+            "interrupted",
+            "the service was ended while the run was under way",
+            &feed,
+        );
+        self.0.end(&feed, ended).await;
+        Ok(())
+    }
+
+    /// Settles what was open, as carefully as can be told.
+    async fn close_log(&self, wanted: &Wanted, run: &str) -> anyhow::Result<()> {
+        let log = self.audit_log(run);
+        if !log.exists() {
+            return Ok(());
+        }
+        let is_closed = verify::verify(&log, None).is_ok_and(|report| report.finished);
+        if is_closed {
+            return Ok(());
+        }
+        let config = wanted
+            .order(run, (&self.0.settings, &self.0.config.load(), &self.0.catalog.load()))?
+            .config;
+        self.0.seats.finish_abandoned(config).await
+    }
+
+    async fn sweep(&self) {
+        let host = &self.0.settings.host;
+        let sweep = Sweep {
+            docker_socket: host.docker_socket.clone(),
+            run_dir: host.run_dir.clone(),
+            apply: true,
+            all: false,
+        };
+        match sweep.sweep().await {
+            Ok(swept) => swept.log(),
+            Err(error) => tracing::warn!("cannot sweep: {error:#}"),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A run as somebody asks a service for it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::Settings;
+use crate::base::hex;
+use crate::budget::Limits;
+use crate::catalog::Catalog;
+use crate::config::Config;
+use crate::relay::branch_key::{self, BranchKey, Sources};
+use crate::relay::repository::{self, Repository};
+use crate::runner::{Llm, Message, Order, Request};
+use crate::sandbox::spec::Wanted as Limited;
+
+/// What somebody who may ask for it wants. It is kept until the run begins.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// The id of the grant that allows it.
+    pub grant: String,
+    /// An agent of the catalog.
+    pub agent: String,
+    /// Else the agent's own.
+    pub model: Option<String>,
+    /// What it is to answer, and what was said before.
+    pub messages: Vec<Message>,
+    /// Who pays.
+    pub account: String,
+    /// What stands in the records of its calls, beside what stands there anyway.
+    #[serde(default)]
+    pub metadata: Map<String, Value>,
+    /// Beside what every sandbox has.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// The conversation that the run is a part of.
+    pub state_key: Option<String>,
+    /// Whose work it is, where it has a repository.
+    #[serde(default)]
+    pub branch: Branch,
+    /// No more than its agent and its grant allow.
+    #[serde(default)]
+    pub budget: Limits,
+    pub max_runtime: Option<Duration>,
+}
+
+/// A repository, and the line of work there that a run is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Branch {
+    /// Without one, nothing is delivered.
+    pub repository: Option<String>,
+    pub key: Option<String>,
+    /// The key where there is none.
+    pub work_item: Option<String>,
+    /// Whether the state key is the key, where there is no other.
+    pub by_state_key: bool,
+    /// The branch that the work is for; else the default branch.
+    pub base: Option<String>,
+    pub pull_request: bool,
+}
+
+/// Where a run's work goes.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    pub(super) repository: Repository,
+    pub(super) key: BranchKey,
+}
+
+/// Why a branch cannot be worked on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoLine {
+    #[error("the repository cannot be used: {0}")]
+    Repository(#[from] repository::Invalid),
+    #[error(transparent)]
+    Key(#[from] branch_key::Invalid),
+    #[error("a pull request needs a repository on a forge, by `https://HOST/OWNER/NAME`")]
+    NoForge,
+}
+
+impl Wanted {
+    /// Tells whether the same is wanted again.
+    pub(super) fn digest(&self) -> String {
+        hex::sha256(self.to_json().as_bytes())
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("its maps have texts as keys")
+    }
+
+    /// What is left of it once the run has begun.
+    pub(super) fn begun(&self) -> Self {
+        Self { messages: vec![], env: BTreeMap::new(), ..self.clone() }
+    }
+
+    /// The branch that it is for; none where there is no repository, or no key.
+    pub(super) fn line(&self, run: &str) -> Result<Option<Line>, NoLine> {
+        let Branch { repository, key, work_item, by_state_key, pull_request, .. } = &self.branch;
+        let Some(url) = repository else { return Ok(None) };
+        let repository = Repository::parse(url)?;
+        let sources = Sources {
+            explicit: key.as_deref(),
+            work_item: work_item.as_deref(),
+            state: self.state_key.as_deref(),
+            may_use_state: *by_state_key,
+        };
+        let Some(key) = BranchKey::choose(sources, run)? else { return Ok(None) };
+        if *pull_request && repository.hosted().is_none() {
+            return Err(NoLine::NoForge);
+        }
+        Ok(Some(Line { repository, key }))
+    }
+
+    /// The run as the runner wants it, but for its branch.
+    ///
+    /// # Errors
+    /// What does not fit together.
+    pub(super) fn order(
+        &self,
+        run: &str,
+        (settings, config, catalog): (&Settings, &Config, &Catalog),
+    ) -> anyhow::Result<Order> {
+        let mut config = config.clone();
+        let request = Request {
+            run: Some(run.to_owned()),
+            agent: Some(self.agent.clone()),
+            messages: self.messages.clone(),
+            driver: Some(settings.driver),
+            allow_unlimited: Some(settings.allow_unlimited),
+            env: self.env.clone(),
+            limits: Limited { max_runtime: self.max_runtime, ..Limited::default() },
+            // Nothing of this machine is shown to it but what the catalog's entry says.
+            roots: vec![PathBuf::from("/")],
+            grace: Some(settings.grace),
+            llm: Llm {
+                account: Some(self.account.clone()),
+                metadata: Some(self.metadata.clone()),
+                model: self.model.clone(),
+                budget: self.budget.clone(),
+                ..Llm::default()
+            },
+            ..Request::default()
+        };
+        request.configure(&mut config);
+        config.audit.path = Some(settings.audit_log(run));
+        request.order(config, settings.host.clone(), catalog)
+    }
+}
