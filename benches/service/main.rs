@@ -1,0 +1,142 @@
+//! A service under load: how many runs it accepts and ends in a second, how late a word of an agent reaches whoever
+//! watches, what a thousand runs that wait cost, and how soon the API answers while two hundred runs live.
+//!
+//! `cargo bench --bench service -- [--quick | --test] [--run-dir DIR]`. It needs root.
+//!
+//! How it is kept honest:
+//! - It is the program itself, with its database on a disk, asked over TCP by a client on the same two processors.
+//! - Runs are in sandboxes of the embedded driver, each with its gateway, its audit log and limits of its own.
+//! - An agent stamps its words with the machine's clock when it prints them; the client looks at the same clock.
+#![expect(
+    clippy::cast_precision_loss,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a bench is not production code"
+)]
+
+mod client;
+mod served;
+
+use std::env;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
+use serde_json::{Value, json};
+
+use served::Served;
+
+struct Scale {
+    admissions: usize,
+    words: usize,
+    idle: usize,
+    live: usize,
+    requests: usize,
+}
+
+fn main() {
+    let arguments: Vec<_> = env::args().collect();
+    let has = |name: &str| arguments.iter().any(|argument| argument == name);
+    let at = arguments.iter().position(|argument| argument == "--run-dir");
+    let run_dir = at.and_then(|at| arguments.get(at + 1)).map_or("/dev/shm", String::as_str);
+    let scale = match (has("--test"), has("--quick")) {
+        (true, _) => Scale { admissions: 4, words: 5, idle: 4, live: 2, requests: 20 },
+        (_, true) => Scale { admissions: 64, words: 100, idle: 100, live: 50, requests: 1000 },
+        _ => Scale { admissions: 256, words: 500, idle: 1000, live: 200, requests: 5000 },
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let served = Served::start(run_dir, scale.idle + scale.admissions);
+        served.wait().await;
+        admissions(&served, &scale).await;
+        latency(&served, &scale).await;
+        idle(&served, &scale).await;
+        api(&served, &scale).await;
+    });
+}
+
+/// From the first question to the last answer, and to the end of the last run.
+async fn admissions(served: &Served, scale: &Scale) {
+    let begun = Instant::now();
+    let asked = stream::iter(0..scale.admissions).map(|_| served.run("bench:true"));
+    let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
+    let accepted = begun.elapsed();
+    join_all(runs.iter().map(|run| served.ended(run))).await;
+    let (count, ended) = (scale.admissions as f64, begun.elapsed());
+    println!(
+        "{} runs, 16 asked for at a time: {:.0} accepted/s, {:.1} from request to end/s",
+        scale.admissions,
+        count / accepted.as_secs_f64(),
+        count / ended.as_secs_f64(),
+    );
+}
+
+/// From an agent's print to a client's read.
+async fn latency(served: &Served, scale: &Scale) {
+    let run = served.run_with("bench:talk", &scale.words.to_string()).await;
+    let mut late = vec![];
+    served
+        .watch(&run, |event| {
+            if let Some(stamp) = event["text"].as_str().and_then(|text| text.parse::<f64>().ok()) {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+                late.push(Duration::from_secs_f64((now - stamp).max(0.0)));
+            }
+        })
+        .await;
+    println!("a word, from the agent's print to the client: {}", percentiles(&mut late));
+}
+
+/// Runs that do nothing.
+async fn idle(served: &Served, scale: &Scale) {
+    let before = served.memory();
+    let asked = stream::iter(0..scale.idle).map(|_| served.run("bench:wait"));
+    let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
+    join_all(runs.iter().map(|run| served.begun(run))).await;
+    let (after, cpu) = (served.memory(), served.processor_time());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let busy = (served.processor_time() - cpu).as_secs_f64() / 2.0;
+    println!(
+        "{} runs that wait: {:.0} KiB of the service for each, {:.1} % of a processor for all",
+        scale.idle,
+        (after.saturating_sub(before)) as f64 / 1024.0 / scale.idle as f64,
+        busy * 100.0,
+    );
+    served.cancel(&runs).await;
+}
+
+/// While others live.
+async fn api(served: &Served, scale: &Scale) {
+    let asked = stream::iter(0..scale.live).map(|_| served.run("bench:wait"));
+    let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
+    join_all(runs.iter().map(|run| served.begun(run))).await;
+    for (what, path) in [
+        ("one run", format!("/api/v1/runs/{}", runs[0])),
+        ("a page of runs", "/api/v1/runs".to_owned()),
+        ("the agents", "/api/v1/ai/agents".to_owned()),
+    ] {
+        let mut took = vec![];
+        for _ in 0..scale.requests / 8 {
+            let asked = join_all((0..8).map(|_| async {
+                let begun = Instant::now();
+                let (status, _) = served.get(&path).await;
+                assert_eq!(status, 200);
+                begun.elapsed()
+            }));
+            took.extend(asked.await);
+        }
+        println!("{what}, 8 at a time, beside {} live runs: {}", scale.live, percentiles(&mut took));
+    }
+    served.cancel(&runs).await;
+}
+
+fn percentiles(took: &mut [Duration]) -> String {
+    took.sort();
+    let at = |share: f64| took.get(((took.len() as f64 - 1.0) * share).round() as usize);
+    let shown = |share| at(share).map_or(f64::NAN, |took| took.as_secs_f64() * 1e3);
+    format!("p50 {:.2} ms, p99 {:.2} ms", shown(0.5), shown(0.99))
+}
+
+fn conversation(agent: &str, text: &str) -> Value {
+    json!({"agent": agent, "model": "none", "messages": [{"role": "user", "content": text}]})
+}
