@@ -1,6 +1,7 @@
 //! The command line: what can be asked for, and one short file for each command.
 
 pub mod admin;
+pub mod agents;
 pub mod audit;
 pub mod check;
 pub mod demo;
@@ -53,6 +54,9 @@ pub fn command() -> Command {
         .subcommand(proxy::command())
         .subcommand(shared::command())
         .subcommand(run::command())
+        .subcommand(agents::Args::augment_args(
+            Command::new("agents").about("List the agents of the catalog that can run here"),
+        ))
         .subcommand(sweep::Args::augment_args(
             Command::new("sweep").about("Show what crashed runs have left behind, or remove it"),
         ))
@@ -101,6 +105,7 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("proxy", matches)) => proxy::run(matches),
         Some(("shared", matches)) => shared::run(matches),
         Some(("run", matches)) => run::run(matches, out),
+        Some(("agents", matches)) => agents::run(&agents::Args::from_arg_matches(matches)?, out),
         Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
         Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
         Some(("doctor", matches)) => doctor::run(&doctor::Args::from_arg_matches(matches)?, out),

@@ -39,7 +39,7 @@ use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, host_p
 
 pub use crate::catalog::Maker;
 pub use agent::{Agent, Message, Role};
-pub use envelope::Envelope;
+pub use envelope::{Envelope, Invalid};
 pub use request::{Host, Llm, MODEL, Request};
 pub use result::{ErrorCode, RunResult, Timings};
 

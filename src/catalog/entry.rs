@@ -145,6 +145,8 @@ pub struct OpenClaw {
     pub context_window: u64,
     /// The most that it lets a model write at once.
     pub max_tokens: u64,
+    /// Its tools. It takes an empty list for all that it has, so there is none.
+    pub allow: Vec<String>,
     /// Tools that it goes without, beside those that cannot work in a sandbox.
     pub deny: Vec<String>,
 }
@@ -255,6 +257,10 @@ impl Entry {
             let what = format!("`{}` is none of its agents' ids", self.openclaw.agent);
             return wrong("openclaw.agent", format!("{what}; give letters, digits, `-` and `_`"));
         }
+        if self.openclaw.allow.is_empty() {
+            let what = "OpenClaw takes an empty list for all of its tools; name those it may use";
+            return wrong("openclaw.allow", what.to_owned());
+        }
         let is_plain = |path: &PathBuf| {
             let mut parts = path.components();
             parts.all(|part| matches!(part, std::path::Component::Normal(_)))
@@ -274,6 +280,7 @@ impl Default for OpenClaw {
             // What the models that it is used with have at least, and take at once.
             context_window: 200_000,
             max_tokens: 8192,
+            allow: TOOLS.map(str::to_owned).into(),
             deny: vec![],
         }
     }
@@ -340,6 +347,10 @@ fn relay<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<judge::Con
     };
     judge::Config::parse(&text).map(Some).map_err(why)
 }
+
+/// What works on files and runs commands. It has some fifty more, for machines that are somebody's, and each version
+/// brings others.
+const TOOLS: [&str; 7] = ["apply_patch", "edit", "exec", "ls", "process", "read", "write"];
 
 /// Of what a run may take, what is not the agent's: it needs some time to write its answer and end.
 const REST: Duration = Duration::from_secs(60);

@@ -418,7 +418,7 @@ fn message(given: String) -> anyhow::Result<String> {
 }
 
 /// `None` is none at all.
-fn init(given: Option<PathBuf>, has_own_root: bool) -> anyhow::Result<Option<PathBuf>> {
+pub(super) fn init(given: Option<PathBuf>, has_own_root: bool) -> anyhow::Result<Option<PathBuf>> {
     if given.as_deref() == Some(Path::new("none")) {
         return Ok(None);
     }

@@ -1,44 +1,153 @@
 //! What an agent of the catalog prints: its answer, and what it says about it.
+//!
+//! The envelope is the last thing on standard output. Before it there may be lines of others, such as the warnings of a
+//! program that the agent is made with. Where it is not plain which one is the answer, there is none.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What an agent prints: its answer, and what it says about it.
+/// An agent's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Envelope {
     pub payloads: Vec<Value>,
     pub meta: Map<String, Value>,
 }
 
+/// Why there is no answer on an agent's standard output.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("the agent has printed nothing on standard output, where its answer should be")]
+    Empty,
+    #[error(
+        "the agent's standard output ends in no JSON object: {0}; an agent prints its answer last, as `{{\"payloads\":[…],\"meta\":{{…}}}}`"
+    )]
+    NotJson(String),
+    #[error(
+        "the agent's standard output ends in JSON that is no answer: {0}; an agent prints `{{\"payloads\":[…],\"meta\":{{…}}}}`"
+    )]
+    NotEnvelope(String),
+    #[error("the agent has printed {0} answers, and nobody can tell which one it means")]
+    Several(usize),
+}
+
 impl Envelope {
     /// Reads all of an agent's standard output.
     ///
     /// # Errors
-    /// It is something else.
-    pub fn parse(stdout: &str) -> Result<Self, String> {
-        serde_json::from_str(stdout)
-            .map_err(|error| format!("the agent's standard output is no envelope: {error}"))
+    /// It ends in something else, or in more than one answer.
+    pub fn parse(stdout: &str) -> Result<Self, Invalid> {
+        if stdout.trim().is_empty() {
+            return Err(Invalid::Empty);
+        }
+        let mut answers = 0;
+        let mut last = None;
+        let mut rest = stdout;
+        while let Some(at) = next_object(rest) {
+            let text = &rest[at..];
+            let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+            match documents.next() {
+                Some(Ok(document)) => {
+                    rest = &text[documents.byte_offset()..];
+                    let read = Self::read(document);
+                    answers += usize::from(read.is_ok());
+                    last = rest.trim().is_empty().then_some(read);
+                }
+                // What is no object is the noise of others, up to the line that says so.
+                Some(Err(error)) => rest = from_line(text, error.line().max(2)),
+                None => break,
+            }
+        }
+        match last {
+            Some(Ok(_)) if answers > 1 => Err(Invalid::Several(answers)),
+            Some(Ok(envelope)) => Ok(envelope),
+            Some(Err(error)) => Err(Invalid::NotEnvelope(error.to_string())),
+            None => Err(Invalid::NotJson(why(stdout))),
+        }
     }
 
-    /// What was answered.
+    /// An answer, or what `OpenClaw` prints in place of one: `{"ok": false, "error": {"type": …, "message": …}}`.
+    fn read(document: Value) -> Result<Self, serde_json::Error> {
+        let error = &document["error"];
+        if document["ok"] != false || error.is_null() {
+            return serde_json::from_value(document);
+        }
+        let mut error = error.clone();
+        if let Some(kind) = error.get("type").filter(|kind| kind.is_string()).cloned() {
+            error["kind"] = kind;
+        }
+        Ok(Self { payloads: vec![], meta: Map::from_iter([("error".to_owned(), error)]) })
+    }
+
+    /// What was answered. Of an answer without a text it is told where it is.
     pub fn text(&self) -> String {
-        let texts = self.payloads.iter().filter_map(|payload| payload["text"].as_str());
+        let texts = self.payloads.iter().filter_map(|payload| {
+            let text = payload["text"].as_str().filter(|text| !text.is_empty());
+            text.or_else(|| payload["mediaUrl"].as_str())
+        });
         texts.collect::<Vec<_>>().join("\n\n")
     }
 
     /// What went wrong, as the agent tells it.
     pub fn error(&self) -> Option<String> {
-        match self.meta.get("error")? {
-            Value::Null => None,
-            Value::String(message) => Some(message.clone()),
-            error => {
+        match self.meta.get("error") {
+            None | Some(Value::Null) => self.unfinished(),
+            Some(Value::String(message)) => Some(message.clone()),
+            Some(error) => {
                 let text = |key: &str| error[key].as_str();
                 let message = text("message").map_or_else(|| error.to_string(), str::to_owned);
-                Some(
-                    text("kind")
-                        .map_or_else(|| message.clone(), |kind| format!("{kind}: {message}")),
-                )
+                Some(match text("kind") {
+                    Some(kind) => format!("{kind}: {message}"),
+                    None => message,
+                })
             }
         }
     }
+
+    /// An agent may say in other words that it is not done: `OpenClaw` marks an answer that is only an error, and a run
+    /// that it has broken off.
+    fn unfinished(&self) -> Option<String> {
+        let is_error = |payload: &Value| payload["isError"] == true;
+        if !self.payloads.is_empty() && self.payloads.iter().all(is_error) {
+            return Some(self.text());
+        }
+        let is_aborted = self.meta.get("aborted") == Some(&Value::Bool(true));
+        is_aborted.then(|| match self.text() {
+            text if text.is_empty() => "the agent has broken off".to_owned(),
+            text => format!("the agent has broken off: {text}"),
+        })
+    }
 }
+
+/// Where the next line begins that may be an object.
+fn next_object(text: &str) -> Option<usize> {
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let indent = line.len() - line.trim_start().len();
+        if line[indent..].starts_with('{') {
+            return Some(at + indent);
+        }
+        at += line.len();
+    }
+    None
+}
+
+/// From a line on; the first is 1.
+fn from_line(text: &str, line: usize) -> &str {
+    let mut ends = text.match_indices('\n').map(|(at, _)| at + 1);
+    ends.nth(line - 2).map_or("", |at| &text[at..])
+}
+
+/// What is wrong with the last line, for whoever has made the agent.
+fn why(stdout: &str) -> String {
+    let last = stdout.trim_end().lines().next_back().unwrap_or_default();
+    match serde_json::from_str::<Value>(last) {
+        Ok(_) => "its last line is another kind of JSON".to_owned(),
+        Err(error) => {
+            let shown: String = last.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+            format!("{error} of its last line, `{shown}`")
+        }
+    }
+}
+
+/// Enough of a line to recognise it.
+const SHOWN: usize = 80;

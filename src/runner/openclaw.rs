@@ -61,7 +61,7 @@ fn settings(agent: &Agent) -> Value {
             },
             "list": [{ "id": claw.agent, "default": true, "workspace": "/workspace" }],
         },
-        "tools": { "elevated": { "enabled": false }, "deny": deny },
+        "tools": { "elevated": { "enabled": false }, "allow": claw.allow, "deny": deny },
         "cron": { "enabled": false },
         "gateway": { "mode": "local" },
     })

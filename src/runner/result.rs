@@ -1,12 +1,13 @@
 //! What came of a run, as its host reads it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Envelope;
 use super::delivery::Relayed;
+use super::envelope::{Envelope, Invalid};
 use super::gateway::Calls;
 use crate::budget::Amount;
 use crate::sandbox::output::Captured;
@@ -116,7 +117,10 @@ impl Outcome {
             }
             (Ok(ended), Err(error)) => (ended, Some(format!("{error:#}"))),
             (Ok(mut ended), Ok(())) => {
-                let error = ended.not_started.take().or_else(|| said(error_code, agent.as_ref()));
+                let error = ended.not_started.take().or_else(|| {
+                    let last_words = last_words(&stderr.text);
+                    said(error_code?, agent.as_ref()?, ended.exit_code, last_words)
+                });
                 (ended, error)
             }
         };
@@ -139,7 +143,7 @@ impl Outcome {
     }
 
     /// Why the run was ended comes before how it took it: an agent may leave with any exit code when it is told to.
-    fn error_code(&self, agent: Option<&Result<Envelope, String>>) -> Option<ErrorCode> {
+    fn error_code(&self, agent: Option<&Result<Envelope, Invalid>>) -> Option<ErrorCode> {
         let (Ok(ended), Ok(())) = (&self.ended, &self.served) else {
             return Some(ErrorCode::Internal);
         };
@@ -164,19 +168,56 @@ impl Outcome {
     }
 }
 
-fn has_error(agent: Option<&Result<Envelope, String>>) -> bool {
+fn has_error(agent: Option<&Result<Envelope, Invalid>>) -> bool {
     matches!(agent, Some(Ok(envelope)) if envelope.error().is_some())
 }
 
 /// Why an agent has no answer, in its own words where it has any.
-fn said(error_code: Option<ErrorCode>, agent: Option<&Result<Envelope, String>>) -> Option<String> {
-    match (error_code?, agent?) {
-        (_, Ok(envelope)) => envelope.error(),
-        (ErrorCode::InvalidOutput, Err(error)) => Some(error.clone()),
+fn said(
+    error_code: ErrorCode,
+    agent: &Result<Envelope, Invalid>,
+    exit_code: Option<i64>,
+    last_words: Option<&str>,
+) -> Option<String> {
+    let own = agent.as_ref().ok().and_then(Envelope::error);
+    let exit_code = exit_code.unwrap_or_default();
+    let after = last_words.map(|words| format!("; its last words: {words}")).unwrap_or_default();
+    match (error_code, agent) {
+        _ if own.is_some() => own,
+        (ErrorCode::InvalidOutput, Err(error)) => Some(error.to_string()),
+        (ErrorCode::OutputTruncated, _) => {
+            Some("the agent has printed more than the result keeps of standard output".to_owned())
+        }
+        (ErrorCode::OomKilled, _) => {
+            Some("the agent was killed for want of memory; give it more, or less to do".to_owned())
+        }
+        (ErrorCode::ContainerFailed, _) if SIGNALLED.contains(&exit_code) => {
+            let signal = exit_code - 128;
+            Some(format!("the agent was ended by signal {signal}, without an answer{after}"))
+        }
+        (ErrorCode::ContainerFailed, Ok(_)) => Some(format!(
+            "the agent has answered, and then ended with exit code {exit_code}{after}"
+        )),
+        (ErrorCode::ContainerFailed, Err(_)) => Some(format!(
+            "the agent has ended with exit code {exit_code}, without an answer{after}"
+        )),
         _ => None,
     }
+}
+
+/// The last line of standard error, as far as it is short.
+fn last_words(stderr: &str) -> Option<&str> {
+    let line = stderr.trim_end().lines().next_back()?.trim();
+    let end = line.char_indices().nth(LAST_WORDS).map_or(line.len(), |(at, _)| at);
+    Some(&line[..end]).filter(|words| !words.is_empty())
 }
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// Exit codes that tell of a signal.
+const SIGNALLED: RangeInclusive<i64> = 129..=192;
+
+/// Enough to recognise a message.
+const LAST_WORDS: usize = 300;

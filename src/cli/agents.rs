@@ -1,0 +1,121 @@
+//! `cogni-gateway agents`: the catalog, and which of its agents can run here.
+
+use std::env;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use serde_json::json;
+
+use super::run::{Agents, Places, init};
+use crate::catalog::available::{Machine, available};
+use crate::catalog::{self, Catalog, Entry, Listed};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    agents: Agents,
+
+    #[command(flatten)]
+    places: Places,
+
+    /// The sandbox's first process [default: cogni-init beside this program]
+    #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
+    init: Option<PathBuf>,
+
+    /// Show those that cannot run here, too, and why not
+    #[arg(long)]
+    all: bool,
+
+    /// Print the list as JSON, as the API has it
+    #[arg(long, conflicts_with = "file")]
+    json: bool,
+
+    /// Print the file of an agent that this program brings along, to begin one's own with
+    #[arg(long, value_name = "NAME")]
+    file: Option<String>,
+}
+
+pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    if let Some(name) = &args.file {
+        let Some(text) = catalog::builtin_file(name) else {
+            Catalog::builtin().find(name)?;
+            bail!("there is no file of `{name}`");
+        };
+        out.write_all(text.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let catalog = args.agents.catalog()?;
+    let listed = args.listed(&catalog)?;
+    let hidden = listed.iter().filter(|(_, listed)| !listed.available && !args.all).count();
+    let shown = listed.into_iter().filter(|(_, listed)| listed.available || args.all);
+    if args.json {
+        let shown: Vec<_> = shown.map(|(_, listed)| listed).collect();
+        serde_json::to_writer(&mut *out, &json!({ "agents": shown }))?;
+        writeln!(out)?;
+    } else {
+        print(shown, hidden, out)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    fn listed<'a>(&self, catalog: &'a Catalog) -> anyhow::Result<Vec<(&'a Entry, Listed)>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listed = catalog.entries().map(|entry| {
+            let machine = self.machine(entry)?;
+            let available = runtime.block_on(available(entry, &machine));
+            Ok((&**entry, Listed::new(entry, &available)))
+        });
+        listed.collect()
+    }
+
+    fn machine(&self, entry: &Entry) -> anyhow::Result<Machine> {
+        let has_own_root = entry.image.is_some() || entry.rootfs.is_some();
+        let init = match init(self.init.clone(), has_own_root) {
+            Ok(init) => init,
+            // Where it was looked for.
+            Err(_) => Some(match &self.init {
+                Some(path) => path.clone(),
+                None => env::current_exe()
+                    .context("this program has no path")?
+                    .with_file_name("cogni-init"),
+            }),
+        };
+        let docker_socket = self.places.docker_socket.clone();
+        Ok(Machine { docker_socket, init, may_be_unlimited: false })
+    }
+}
+
+fn print<'a>(
+    shown: impl Iterator<Item = (&'a Entry, Listed)>,
+    hidden: usize,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    for (entry, listed) in shown {
+        let Listed { agent_id, version, description, models, reason, .. } = listed;
+        writeln!(out, "{agent_id:20} version {version}, {}", needs(entry))?;
+        writeln!(out, "{:20} {description}", "")?;
+        if !models.is_empty() {
+            writeln!(out, "{:20} models: {}", "", models.join(", "))?;
+        }
+        if let Some(reason) = reason {
+            writeln!(out, "{:20} cannot run here: {reason}", "")?;
+        }
+    }
+    match hidden {
+        0 => (),
+        1 => writeln!(out, "1 more cannot run here; `--all` shows it, and why")?,
+        hidden => writeln!(out, "{hidden} more cannot run here; `--all` shows them, and why")?,
+    }
+    Ok(())
+}
+
+fn needs(entry: &Entry) -> String {
+    match (&entry.image, &entry.rootfs) {
+        (Some(image), _) => format!("needs the image `{image}`"),
+        (None, Some(root)) => format!("needs the root `{}`", Path::display(root)),
+        (None, None) => "runs in any image, and without one".to_owned(),
+    }
+}
