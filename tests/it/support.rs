@@ -14,6 +14,7 @@ pub(crate) mod process;
 pub(crate) mod provider;
 pub(crate) mod repository;
 pub(crate) mod sandboxed;
+pub(crate) mod service;
 pub(crate) mod shared;
 pub(crate) mod tunnel;
 pub(crate) mod wire;

@@ -1,0 +1,87 @@
+//! A2, A4: one conversation, from the question to the pull request.
+
+use serde_json::json;
+
+use super::{Place, ask};
+use crate::support::forge;
+use crate::support::service::told;
+
+/// The agent's words come one by one, then what they cost, then its answer, and then the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_streams_the_answer_and_says_what_it_cost() {
+    let place = Place::new("").await;
+    let service = place.start().await;
+    let body = json!({
+        "graphName": "sandbox:agent",
+        "model": "fake",
+        "messages": [{"role": "user", "content": "hello"}],
+    });
+    let answer = service.post("/api/v1/ai/chat", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let run = answer.header("x-run-id").unwrap().to_owned();
+    let told = told(answer.text());
+    let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
+    assert_eq!(kinds.first(), Some(&"run_started"), "{kinds:?}");
+    assert_eq!(kinds[kinds.len() - 3..], ["assistant_final", "done", "final"], "{kinds:?}");
+    let text = |kind: &str| -> String {
+        let of_kind = told.iter().filter(|told| told.kind == kind);
+        of_kind.map(|told| told.data["text"].as_str().unwrap()).collect()
+    };
+    assert!(!text("text_delta").is_empty());
+    assert_eq!(text("text_delta"), text("assistant_final"));
+    let reports: Vec<_> = told.iter().filter(|told| told.kind == "usage_report").collect();
+    assert_eq!(reports.len(), 1, "{kinds:?}");
+    assert_eq!(told.last().unwrap().data["ok"], true);
+
+    let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
+    assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!(null)), "{row}");
+    let again = service.events(&run).await;
+    assert_eq!(again, told, "a replay is what was told");
+    place.assert_nothing_is_left();
+}
+
+/// What the agent commits is at the forge when the run is over, asked for with a pull request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_ends_in_a_pull_request() {
+    let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
+    let arguments = json!({"argv": ["sh", "-c", commit]}).to_string();
+    let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
+    let mut place = Place::new(&format!("tool=exec,echo=yes,arguments={escaped}")).await;
+    let forge = forge::Running::start().await;
+    place.set("GITHUB_API_URL", &forge.hub.url());
+    place.set("GITHUB_TOKEN", forge::TOKEN);
+    let service = place.start().await;
+    let body = json!({
+        "graphName": "sandbox:agent",
+        "model": "fake",
+        "messages": [{"role": "user", "content": "greet"}],
+        "repo": forge.clone_url(),
+        "branchKey": "task-1",
+        "pullRequest": true,
+    });
+    let answer = service.post("/api/v1/ai/chat", &body).await;
+    let told = told(answer.text());
+    let end = &told.last().unwrap_or_else(|| panic!("{} {}", answer.status, answer.text())).data;
+    assert_eq!(end["ok"], true, "{end}");
+    assert_eq!(end["relay"]["branch"], "sandbox/task-1", "{end}");
+    let pulls = forge.hub.pulls(forge::NAME);
+    assert_eq!(pulls.len(), 1, "{end}");
+    assert!(end["relay"]["pull_request_url"].is_string(), "{end}");
+    place.assert_nothing_is_left();
+}
+
+/// R5: cancelled, too slow, or its own fault: each run ends with a code of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_fails_says_why() {
+    let place = Place::new("pause=60s").await;
+    let service = place.start().await;
+    let run = service.run(&ask("wait")).await;
+    let mut slow = ask("wait");
+    slow["max_runtime"] = json!("1s");
+    let late = service.run(&slow).await;
+    let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
+    assert!(cancelled.status.is_success(), "{}", cancelled.text());
+    assert_eq!(service.ended(&run).await["error_code"], "cancelled");
+    assert_eq!(service.ended(&late).await["error_code"], "timeout");
+    place.assert_nothing_is_left();
+}

@@ -1,0 +1,86 @@
+//! R5, L7, B4: the service is killed again and again while it works. Every run that was accepted ends, once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use cogni_gateway::audit::verify;
+use futures_util::future::join_all;
+use serde_json::json;
+
+use super::{Place, ask};
+use crate::support::process::pause_for;
+use crate::support::service::Service;
+
+/// Killed at fifty moments, a prime number of milliseconds apart, so that they fall everywhere in a run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_killed_fifty_times_loses_no_run() {
+    let place = Place::new("").await;
+    let mut runs = BTreeMap::new();
+    for round in 0..50_u64 {
+        let mut service = place.start().await;
+        for number in 0..3 {
+            let key = format!("{round}-{number}");
+            let run = accepted(&service, &key).await;
+            // The same key is the same run, whoever was killed in between.
+            assert_eq!(accepted(&service, &key).await, run);
+            runs.insert(key, run);
+        }
+        tokio::task::block_in_place(|| pause_for(Duration::from_millis(round * 37 % 400)));
+        service.process.signal("KILL");
+        service.process.wait();
+    }
+    let mut service = place.start().await;
+    let rows = join_all(runs.values().map(|run| service.ended(run))).await;
+    let distinct: BTreeSet<_> = runs.values().collect();
+    assert_eq!(distinct.len(), runs.len());
+    for row in &rows {
+        assert_eq!(row["state"], "ended", "{row}");
+        let code = row["error_code"].as_str().unwrap_or("ok");
+        assert!(["ok", "interrupted"].contains(&code), "{row}");
+        let run = row["id"].as_str().unwrap();
+        let told = service.events(run).await;
+        let finals = told.iter().filter(|told| told.kind == "final").count();
+        assert_eq!(finals, 1, "{run}: {told:?}");
+        assert!(told.iter().zip(1..).all(|(told, seq)| told.seq == seq), "{run}: {told:?}");
+        let log = place.audit_log(run);
+        if log.exists() {
+            let report = verify::verify(&log, None).unwrap();
+            assert!(report.finished && report.open == 0, "{run}: {report:?}");
+        }
+    }
+    assert!(rows.iter().any(|row| row["error_code"].is_null()), "none was ok");
+    assert!(rows.iter().any(|row| row["error_code"] == "interrupted"), "none was interrupted");
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+async fn accepted(service: &Service, key: &str) -> String {
+    let answer = service.post_with("/api/v1/runs", &ask(key), &[("idempotency-key", key)]).await;
+    assert!(answer.status.is_success(), "{} {}", answer.status, answer.text());
+    answer.json()["id"].as_str().unwrap().to_owned()
+}
+
+/// SIGTERM: what runs may end, and what comes is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_told_to_stop_lets_runs_end() {
+    let place = Place::new("pause=2s").await;
+    let mut service = place.start().await;
+    let run = service.run(&ask("take your time")).await;
+    let watched = {
+        let client = service.client().clone();
+        let (path, bearer) = (format!("/api/v1/runs/{run}/events"), service.bearer());
+        tokio::spawn(async move {
+            let request = http::Request::get(path).header("authorization", bearer);
+            client.send(request.body(http_body_util::Full::default()).unwrap()).await
+        })
+    };
+    while service.get(&format!("/api/v1/runs/{run}")).await.json()["state"] == "queued" {
+        tokio::task::yield_now().await;
+    }
+    service.process.signal("TERM");
+    let end = watched.await.unwrap();
+    let told = crate::support::service::told(end.text());
+    assert_eq!(told.last().map(|told| told.data["ok"].clone()), Some(json!(true)), "{told:?}");
+    assert!(tokio::task::block_in_place(|| service.process.wait()).success());
+    place.assert_nothing_is_left();
+}

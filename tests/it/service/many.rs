@@ -1,0 +1,47 @@
+//! S1, G9: two hundred runs at once in one process; each is itself, and none pays for another.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cogni_gateway::audit::verify;
+use futures_util::future::join_all;
+use serde_json::json;
+
+use super::{Place, ask};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_runs_at_once_never_cross() {
+    let place = Place::new("").await;
+    let service = place.start().await;
+    let asked = (0..200).map(|number| {
+        let mut body = ask(&format!("I am number {number}"));
+        body["account"] = json!(format!("acct-{number}"));
+        // Every second one may not call at all.
+        body["budget"] = json!({"max_turns": number % 2});
+        let service = &service;
+        async move { (number, service.run(&body).await) }
+    });
+    let runs: BTreeMap<_, _> = join_all(asked).await.into_iter().collect();
+    let ended = join_all(runs.values().map(|run| service.ended(run))).await;
+    for (number, row) in ended.iter().enumerate() {
+        let code = if number % 2 == 1 { json!(null) } else { json!("budget_exhausted") };
+        assert_eq!(row["error_code"], code, "{row}");
+        assert_eq!(row["account"], format!("acct-{number}"), "{row}");
+    }
+    let mut seen = BTreeSet::new();
+    for request in place.provider.seen.requests() {
+        let account = request.header("x-litellm-end-user-id").unwrap().to_owned();
+        let number: usize = account.strip_prefix("acct-").unwrap().parse().unwrap();
+        let metadata = request.header("x-litellm-spend-logs-metadata").unwrap();
+        assert!(metadata.contains(&runs[&number]), "{account}: {metadata}");
+        let body = request.body.unwrap().to_string();
+        assert!(body.contains(&format!("I am number {number}\"")), "{account}: {body}");
+        assert!(seen.insert(number), "{account} has called twice");
+    }
+    assert_eq!(seen.len(), 100);
+    for (number, run) in &runs {
+        let report = verify::verify(&place.audit_log(run), None).unwrap();
+        assert!(report.finished && report.open == 0, "{report:?}");
+        assert_eq!(report.admitted, u64::from(number % 2 == 1));
+    }
+    place.assert_nothing_is_left();
+}

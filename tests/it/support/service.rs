@@ -1,0 +1,206 @@
+//! `cogni-gateway serve` as its users have it: the program, a grant, and a client on its unix socket.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::client::{Client, Response};
+use super::process::{Process, patience};
+use super::provider;
+
+/// All that outlives a process of the service.
+pub(crate) struct Place {
+    directory: TempDir,
+    pub(crate) provider: provider::Running,
+    pub(crate) token: String,
+    variables: Vec<(String, String)>,
+}
+
+/// A process of the service.
+pub(crate) struct Service {
+    pub(crate) process: Process,
+    client: Client,
+    token: String,
+}
+
+/// One SSE event.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Told {
+    pub(crate) seq: u64,
+    pub(crate) kind: String,
+    pub(crate) data: Value,
+}
+
+impl Place {
+    /// With a provider that follows `script`, and a grant for everything.
+    pub(crate) async fn new(script: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let provider = provider::start(script).await;
+        let mut place = Self { directory, provider, token: String::new(), variables: vec![] };
+        place.write_config("");
+        place.token = place.mint(&["--allow-sandbox", "--agent", "*", "--account", "*", "--repo", "*"]);
+        place
+    }
+
+    /// What the service is told beside its configuration.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.variables.push((name.to_owned(), value.to_owned()));
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.path().canonicalize().unwrap()
+    }
+
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.path().join("state")
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.path().join("r")
+    }
+
+    pub(crate) fn audit_log(&self, run: &str) -> PathBuf {
+        self.state_dir().join("audit").join(format!("{run}.jsonl"))
+    }
+
+    /// The configuration, with lines of its own for `[serve]`, and tables after them.
+    pub(crate) fn write_config(&self, more: &str) {
+        let text = format!(
+            "access_log = \"off\"\n[serve]\nlisten = \"unix:{0}/api.sock\"\nstate_dir = \"{0}/state\"\nrun_dir = \"{0}/r\"\n\
+             driver = \"embedded\"\ngrace = \"1s\"\nmax_runs = 256\n{more}\n",
+            self.path().display(),
+        );
+        fs::write(self.path().join("serve.toml"), text).unwrap();
+    }
+
+    /// A token.
+    pub(crate) fn mint(&self, flags: &[&str]) -> String {
+        let state = self.state_dir();
+        let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+            .args(["grant", "mint", "--name", "tests", "--access", "read,runs,billing,admin"])
+            .arg("--state-dir")
+            .arg(state)
+            .args(flags)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        command
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+            .env("LITELLM_MASTER_KEY", "sk-real")
+            .env("LITELLM_HOST", self.provider.addr.to_string())
+            .envs(self.variables.iter().cloned())
+            .arg("serve")
+            .arg("--config")
+            .arg(self.path().join("serve.toml"));
+        command
+    }
+
+    /// Starts a process and returns when it is ready.
+    pub(crate) async fn start(&self) -> Service {
+        let mut process = Process::start(&mut self.command(), "the service does not start");
+        tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
+        let client = Client::new(&self.path().join("api.sock"));
+        Service { process, client, token: self.token.clone() }
+    }
+
+    /// Nothing is left of any run but what is kept of it.
+    pub(crate) fn assert_nothing_is_left(&self) {
+        let left = || super::sandboxed::entries(&self.run_dir());
+        tokio::task::block_in_place(|| {
+            patience(|| left().is_empty(), || format!("left in the run directory: {:?}", left()));
+            let run_dir = self.run_dir();
+            patience(|| processes(&run_dir).is_empty(), || format!("{:?}", processes(&run_dir)));
+        });
+    }
+}
+
+impl Service {
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        let request = http::Request::get(path).header("authorization", self.bearer());
+        self.client.send(request.body(http_body_util::Full::default()).unwrap()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
+        self.post_with(path, body, &[]).await
+    }
+
+    pub(crate) async fn post_with(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> Response {
+        let bearer = self.bearer();
+        let mut all = vec![("authorization", bearer.as_str())];
+        all.extend(headers);
+        self.client.post_with(path, body, &all).await
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// A run of an agent, by its id.
+    pub(crate) async fn run(&self, body: &Value) -> String {
+        let answer = self.post("/api/v1/runs", body).await;
+        assert!(answer.status.is_success(), "{} {}", answer.status, answer.text());
+        answer.json()["id"].as_str().unwrap().to_owned()
+    }
+
+    /// All that is told of a run, to its end.
+    pub(crate) async fn events(&self, run: &str) -> Vec<Told> {
+        told(self.get(&format!("/api/v1/runs/{run}/events")).await.text())
+    }
+
+    /// The run when it has ended.
+    pub(crate) async fn ended(&self, run: &str) -> Value {
+        self.events(run).await;
+        self.get(&format!("/api/v1/runs/{run}")).await.json()
+    }
+
+    pub(crate) fn bearer(&self) -> String {
+        format!("Bearer {}", self.token)
+    }
+}
+
+/// A stream of events, taken apart.
+pub(crate) fn told(text: &str) -> Vec<Told> {
+    let field = |block: &str, name: &str| {
+        block.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().to_owned()))
+    };
+    let told = text.split("\n\n").filter_map(|block| {
+        Some(Told {
+            seq: field(block, "id:")?.parse().unwrap(),
+            kind: field(block, "event:")?,
+            data: serde_json::from_str(&field(block, "data:")?).unwrap(),
+        })
+    });
+    told.collect()
+}
+
+/// A conversation of one message with our own agent.
+pub(crate) fn ask(text: &str) -> Value {
+    json!({"agent": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
+}
+
+/// Those that were started for a run below this directory.
+fn processes(run_dir: &Path) -> Vec<String> {
+    let place = run_dir.display().to_string();
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok()?.parse::<u32>().ok());
+    let lines = pids.filter_map(|pid| {
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/mounts")).ok()?;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        (cgroup.contains(&place) && !name.starts_with("cogni-gateway")).then(|| format!("{pid} {name}"))
+    });
+    lines.collect()
+}
