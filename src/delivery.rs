@@ -7,22 +7,27 @@
 //! The [`outbox`] remembers how far each work has come; [`relay`](crate::relay) does what git does, and
 //! [`forge`](crate::forge) asks for the pull request. A [`statement`] says what this machine vouches for.
 //!
+//! What is done while the run's audit log is open is in there; what is done later is in the row's own ([`record`]).
+//!
 //! **Invariant:** work that is not delivered is kept, with the line that brings it into a clone.
 
 mod branch;
 pub mod outbox;
+pub mod record;
+mod resume;
 pub mod statement;
 mod step;
 mod stop;
+pub mod sweep;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::audit::{Log, SigningKey, relay as record};
+use crate::audit::{self, Log, SigningKey, relay as event};
 use crate::base::secret::Secret;
 use crate::forge::credential::Credential;
 use crate::forge::github::{self, Api};
@@ -43,8 +48,8 @@ pub struct Settings {
     pub access: Option<Access>,
     /// By which way git gets to remotes.
     pub network: Network,
-    /// Signs statements.
-    pub key: SigningKey,
+    /// The seed of the key that signs statements and audit logs; without one it lives as long as this process.
+    pub signing_key: Option<Secret>,
     /// Credentials of this host. None of them must be found in anybody's work.
     pub known: Vec<Secret>,
 }
@@ -61,6 +66,7 @@ pub struct Relay {
     settings: Settings,
     git: Git,
     outbox: Outbox,
+    key: SigningKey,
 }
 
 /// A branch that is a run's, for as long as this lives, and where it stands.
@@ -88,6 +94,9 @@ pub struct Delivered {
     pub why: Option<String>,
     /// What brings it into a clone, where it is not at its branch.
     pub apply: Option<String>,
+    /// What was done after the run's own log was closed, if anything was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit: Option<PathBuf>,
 }
 
 /// Why nothing can be said about the work. It is in the outbox all the same, if it ever was.
@@ -99,6 +108,8 @@ pub enum Error {
     Relay(#[from] relay::Error),
     #[error(transparent)]
     GitHub(#[from] github::Error),
+    #[error(transparent)]
+    Audit(#[from] audit::Error),
     #[error("the relay has been ended")]
     Ended(#[from] tokio::task::JoinError),
 }
@@ -112,7 +123,8 @@ impl Relay {
         let git = Git::find(&settings.state.join("home")).map_err(relay::Error::from)?;
         let git = git.over(settings.network.clone());
         let outbox = Outbox::open(&settings.state.join(OUTBOX))?;
-        Ok(Self { settings, git, outbox })
+        let key = SigningKey::new(settings.signing_key.as_ref())?;
+        Ok(Self { settings, git, outbox, key })
     }
 
     pub fn outbox(&self) -> &Outbox {
@@ -140,16 +152,28 @@ impl Relay {
         key: &BranchKey,
         base: Option<&str>,
     ) -> Result<Begun, Error> {
+        Box::pin(self.begin_within(repository, key, base, Duration::ZERO)).await
+    }
+
+    /// The same, for whoever waits so long until the branch is free.
+    ///
+    /// # Errors
+    /// As [`Relay::begin`].
+    pub async fn begin_within(
+        self: &Arc<Self>,
+        repository: &Repository,
+        key: &BranchKey,
+        base: Option<&str>,
+        patience: Duration,
+    ) -> Result<Begun, Error> {
+        let (relay, place) = (self.clone(), repository.clone());
+        let mirror = tokio::task::spawn_blocking(move || relay.mirror(&place)).await??;
+        let lease = mirror.wait_for(key, patience).await?;
         let (relay, place, own) = (self.clone(), repository.clone(), key.clone());
-        let (mirror, lease, pending) = tokio::task::spawn_blocking(move || {
-            let mirror = relay.mirror(&place)?;
-            let lease = mirror.lease(&own)?;
-            let pending = relay.outbox.pending(&place, &own)?;
-            Ok::<_, Error>((mirror, lease, pending))
-        })
-        .await??;
+        let pending = move || relay.outbox.pending(&place, &own);
+        let pending = tokio::task::spawn_blocking(pending).await??;
         for job in pending {
-            Box::pin(self.go(job, &lease, &Log::discard())).await?;
+            Box::pin(self.take_up(job, &lease)).await?;
         }
         let token = self.token(repository).await?;
         let (base, held) = (base.map(str::to_owned), lease.clone());
@@ -183,7 +207,7 @@ impl Relay {
         let relay = self.clone();
         let job = tokio::task::spawn_blocking(move || relay.outbox.add(&order)).await??;
         let Order { repository, state, announced, .. } = &job.order;
-        audit.relayed(&record::Extracted {
+        audit.relayed(&event::Extracted {
             relay: &job.id,
             repository: &repository.key(),
             branch: &state.branch.to_string(),
@@ -194,42 +218,14 @@ impl Relay {
         Box::pin(self.go(job, lease, audit)).await
     }
 
-    /// Takes up what is due, or one row whose time has not come. What another process is at is left to it.
-    ///
-    /// # Errors
-    /// The outbox does not work.
-    pub async fn resume(self: &Arc<Self>, only: Option<&str>) -> Result<Vec<Delivered>, Error> {
-        let (relay, only) = (self.clone(), only.map(str::to_owned));
-        let jobs = tokio::task::spawn_blocking(move || match only {
-            Some(id) => relay.outbox.get(&id).map(|job| vec![job]),
-            None => relay.outbox.due(SystemTime::now()),
-        })
-        .await??;
-        let mut delivered = vec![];
-        for job in jobs {
-            let (relay, order) = (self.clone(), job.order.clone());
-            let lease = tokio::task::spawn_blocking(move || {
-                relay.mirror(&order.repository)?.lease(order.branch().key()).map_err(Error::from)
-            });
-            match lease.await? {
-                Ok(lease) => delivered.push(Box::pin(self.go(job, &lease, &Log::discard())).await?),
-                Err(Error::Relay(relay::Error::Busy { .. })) => {
-                    tracing::info!(relay = job.id, "another process is at this branch");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(delivered)
-    }
-
     fn mirror(&self, repository: &Repository) -> Result<Mirror, Error> {
         Ok(Mirror::open(&self.git, &self.settings.state, repository)?)
     }
 }
 
 impl Delivered {
-    /// What is told of a row.
-    pub fn of(job: &Job) -> Self {
+    /// What is told of a row of the relay whose directory is `state`.
+    pub fn of(job: &Job, state: &Path) -> Self {
         let branch = job.order.branch();
         let is_kept = job.step.is_end() && !job.is_pushed;
         let artifacts = is_kept.then(|| Artifacts::create(&job.order.artifacts).ok()).flatten();
@@ -244,6 +240,7 @@ impl Delivered {
             pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
             why: job.error.clone(),
             apply,
+            audit: Some(record::path(state, &job.id)).filter(|path| path.exists()),
         }
     }
 }

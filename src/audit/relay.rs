@@ -78,6 +78,32 @@ pub struct Held<'a> {
     pub code: &'static str,
 }
 
+/// Written when a row is taken up without its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Resumed<'a> {
+    #[serde(serialize_with = "short")]
+    pub relay: &'a str,
+    /// How far it had come.
+    pub step: &'static str,
+}
+
+/// Written when somebody has brought the work into a clone by hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Applied<'a> {
+    #[serde(serialize_with = "short")]
+    pub relay: &'a str,
+    #[serde(serialize_with = "short")]
+    pub head: &'a str,
+}
+
+impl Record for Resumed<'_> {
+    const EVENT: &'static str = "relay.resumed";
+}
+
+impl Record for Applied<'_> {
+    const EVENT: &'static str = "relay.applied";
+}
+
 impl Record for Extracted<'_> {
     const EVENT: &'static str = "relay.extracted";
 }

@@ -2,17 +2,20 @@
 
 mod setup;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
+use tokio::runtime::{Builder, Runtime};
+use tokio_util::sync::CancellationToken;
 
 use crate::delivery::outbox::{Job, Outbox, Step};
-use crate::delivery::{Delivered, OUTBOX};
+use crate::delivery::record::{self, Record};
+use crate::delivery::{Delivered, OUTBOX, sweep};
 use crate::relay::Artifacts;
 
 pub use setup::{Setup, StateDir};
@@ -33,13 +36,27 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Deliver what is due, or what was held or failed, now
+    /// Deliver what is due, or one relay, now
     Retry {
         #[command(flatten)]
         setup: Box<Setup>,
 
-        /// One relay, also where its time has not come
+        /// One relay, also where its time has not come, or it was held or failed
+        #[arg(required_unless_present = "due")]
         id: Option<String>,
+
+        /// All whose time has come, on every branch that no run is at
+        #[arg(long, conflicts_with = "id")]
+        due: bool,
+    },
+    /// Remove what is delivered, workspaces that were kept, and mirrors that nobody uses; held work stays
+    Sweep {
+        #[command(flatten)]
+        state: StateDir,
+
+        /// What is younger stays
+        #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = humantime::parse_duration)]
+        older_than: Duration,
     },
     /// Bring work that is not at its branch into the repository in the current directory, as a branch of its own
     Apply {
@@ -58,36 +75,46 @@ pub enum Command {
 pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
         Command::Status { state, all, json } => {
-            let jobs = open(&state)?.list(false)?;
+            let (jobs, state) = (open(&state)?.list(false)?, state.path());
             let shown: Vec<_> = jobs.iter().filter(|job| all || job.step != Step::Done).collect();
             if json {
-                shown.iter().try_for_each(|job| write_json(&Delivered::of(job), out))?;
+                shown.iter().try_for_each(|job| write_json(&Delivered::of(job, &state), out))?;
             } else {
-                shown.iter().try_for_each(|job| show(job, out))?;
+                shown.iter().try_for_each(|job| show(job, &state, out))?;
                 if shown.is_empty() {
                     writeln!(out, "everything is delivered")?;
                 }
             }
             Ok(status(shown.iter().all(|job| job.step == Step::Done)))
         }
-        Command::Retry { setup, id } => retry(*setup, id.as_deref(), out),
+        Command::Retry { setup, id: Some(id), .. } => retry(*setup, &id, out),
+        Command::Retry { setup, id: None, .. } => retry_due(*setup, out),
+        Command::Sweep { state, older_than } => {
+            let swept = sweep::sweep(&state.path(), &open(&state)?, older_than)?;
+            let sweep::Swept { delivered, works, mirrors } = swept;
+            writeln!(out, "removed: {delivered} delivered, {works} workspaces, {mirrors} mirrors")?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Apply { state, id, print } => apply(&state, &id, print, out),
     }
 }
 
-fn retry(setup: Setup, id: Option<&str>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(|name| std::env::var(name).ok(), vec![])?);
-    if let Some(id) = id {
-        let job = relay.outbox().get(id)?;
-        if job.step.is_end() {
-            relay.outbox().revive(&job)?;
-        }
+fn retry(setup: Setup, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let relay = Arc::new(setup.open(variable, vec![])?);
+    let job = relay.outbox().get(id)?;
+    if job.step.is_end() {
+        relay.outbox().revive(&job)?;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let delivered = runtime.block_on(relay.resume(id))?;
-    if id.is_some() && delivered.is_empty() {
+    let Some(delivered) = runtime()?.block_on(relay.resume(id))? else {
         bail!("another process is at this branch; wait for it");
-    }
+    };
+    write_json(&delivered, out)?;
+    Ok(status(delivered.step == Step::Done.as_str()))
+}
+
+fn retry_due(setup: Setup, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let relay = Arc::new(setup.open(variable, vec![])?);
+    let delivered = runtime()?.block_on(relay.resume_due(&CancellationToken::new()))?;
     delivered.iter().try_for_each(|one| write_json(one, out))?;
     Ok(status(delivered.iter().all(|one| one.step == Step::Done.as_str())))
 }
@@ -99,6 +126,7 @@ fn apply(
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let job = open(state)?.get(id)?;
+    let state = state.path();
     if job.step == Step::Done {
         bail!("it is delivered: `{}` has it", job.order.branch());
     }
@@ -107,6 +135,7 @@ fn apply(
         writeln!(out, "{line}")?;
         return Ok(ExitCode::SUCCESS);
     }
+    let record = Record::open(&state, &job, setup::signing_key(&variable)?)?;
     // Whatever else is configured: what comes from an agent is checked on its way in.
     let checked = line.replacen("git fetch", "git -c fetch.fsckObjects=true fetch --quiet", 1);
     let done =
@@ -114,15 +143,25 @@ fn apply(
     if !done.success() {
         bail!("git has not taken it; this is the line: {line}");
     }
+    record.applied(&job);
+    record.finish()?;
     writeln!(out, "it is the branch `held/{}` here", job.order.branch().key())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
 }
 
 fn open(state: &StateDir) -> anyhow::Result<Outbox> {
     Ok(Outbox::open(&state.path().join(OUTBOX))?)
 }
 
-fn show(job: &Job, out: &mut impl Write) -> anyhow::Result<()> {
+fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let Job { id, step, order, error, .. } = job;
     let (repository, branch, run) = (&order.repository, order.branch(), &order.facts.run);
     writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
@@ -131,6 +170,10 @@ fn show(job: &Job, out: &mut impl Write) -> anyhow::Result<()> {
     }
     if let Some(error) = error {
         writeln!(out, "    {error}")?;
+    }
+    let audit = record::path(state, id);
+    if audit.exists() {
+        writeln!(out, "    {}", audit.display())?;
     }
     let wait = job.due.duration_since(SystemTime::now()).unwrap_or_default().as_secs();
     match step {

@@ -96,7 +96,7 @@ impl Relay {
     pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<(), super::Error> {
         let Some(head) = job.head else { return Ok(()) };
         let (branch, committer) = (job.order.branch(), self.settings.committer.as_str());
-        let text = statement(job, head).sign(&self.settings.key);
+        let text = statement(job, head).sign(&self.key);
         let note = Note { branch, head, text: &text, committer };
         Ok(self.mirror(&job.order.repository)?.note(note, token)?)
     }

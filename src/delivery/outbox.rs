@@ -203,6 +203,16 @@ impl Outbox {
         self.get(&job.id)
     }
 
+    /// Removes the rows that were delivered before `before`, and says how many. Others are never removed: their work is
+    /// kept.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn forget(&self, before: SystemTime) -> Result<usize, Error> {
+        let delivered = "DELETE FROM job WHERE step = 'done' AND updated < ?1";
+        Ok(self.connection().execute(delivered, [millis(before)])?)
+    }
+
     /// One statement, so that nobody can see half of it.
     fn write(&self, old: &Job, new: &Job) -> Result<(), Error> {
         let mut connection = self.connection();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::outbox::{Job, Order, Progress, Pull, Step, Verdict};
 use super::stop::Stop;
 use super::{Access, Delivered, Error, Relay};
-use crate::audit::{Log, relay as record};
+use crate::audit::{Log, relay as event};
 use crate::base::secret::Secret;
 use crate::forge::pull_request;
 use crate::relay::repository::{Hosted, Repository};
@@ -36,7 +36,7 @@ impl Relay {
         tokio::task::spawn_blocking(move || {
             let job = relay.outbox.get(&id)?;
             tidy(&job);
-            Ok(Delivered::of(&job))
+            Ok(Delivered::of(&job, &relay.settings.state))
         })
         .await?
     }
@@ -71,7 +71,7 @@ impl Relay {
         let (relay, held, secret) = (self.clone(), lease.clone(), token.clone());
         let judging = move || relay.judge(job, &held, secret);
         let (job, judged) = tokio::task::spawn_blocking(judging).await??;
-        audit.relayed(&record::Judged {
+        audit.relayed(&event::Judged {
             relay: &job.id,
             verdict: judged.verdict().as_str(),
             head: &judged.work().tip().to_string(),
@@ -85,12 +85,7 @@ impl Relay {
         let (job, was_there) = tokio::task::spawn_blocking(moving).await??;
         let to = job.head.unwrap_or(Sha::NONE).to_string();
         let from = job.order.state.expected().map(|sha| sha.to_string());
-        audit.relayed(&record::Pushed {
-            relay: &job.id,
-            from: from.as_deref(),
-            to: &to,
-            was_there,
-        });
+        audit.relayed(&event::Pushed { relay: &job.id, from: from.as_deref(), to: &to, was_there });
         Ok(job)
     }
 
@@ -129,7 +124,7 @@ impl Relay {
         let published =
             pull_request::publish(&access.api, &access.credential, hosted, &order).await?;
         let pull = Pull { number: published.number, url: published.url };
-        audit.relayed(&record::PullRequested {
+        audit.relayed(&event::PullRequested {
             relay: &job.id,
             url: &pull.url,
             is_new: published.is_new,
@@ -171,7 +166,7 @@ impl Relay {
     /// Writes down why a row goes no further.
     async fn stop(self: &Arc<Self>, id: &str, stop: Stop, audit: &Log) -> Result<(), Error> {
         if let Some(code) = stop.code() {
-            audit.relayed(&record::Held { relay: id, code });
+            audit.relayed(&event::Held { relay: id, code });
         }
         let (relay, id) = (self.clone(), id.to_owned());
         tokio::task::spawn_blocking(move || {

@@ -21,8 +21,7 @@ struct Held {
     branch: Branch,
     directory: PathBuf,
     fence: u64,
-    /// Locked until it is closed.
-    _lock: File,
+    lock: File,
 }
 
 impl Lease {
@@ -44,7 +43,7 @@ impl Lease {
             Err(TryLockError::Error(source)) => return Err(disk(source)),
         }
         let fence = count_up(&mut lock).map_err(disk)?;
-        Ok(Self { held: Arc::new(Held { branch, directory, fence, _lock: lock }) })
+        Ok(Self { held: Arc::new(Held { branch, directory, fence, lock }) })
     }
 
     /// Takes the lease as soon as nobody else has it, or says that it took too long.
@@ -84,6 +83,18 @@ impl Lease {
     }
 }
 
+/// What was looked at in quarantine goes with whoever looked at it, while nobody else can be here.
+impl Drop for Held {
+    fn drop(&mut self) {
+        for name in USED {
+            // What cannot be removed now, the next holder removes.
+            let _ = fs::remove_dir_all(self.directory.join(name));
+        }
+        // Closing is not enough: a child that another thread is about to start may hold the file, too.
+        let _ = self.lock.unlock();
+    }
+}
+
 fn count_up(file: &mut File) -> std::io::Result<u64> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
@@ -94,6 +105,9 @@ fn count_up(file: &mut File) -> std::io::Result<u64> {
     file.sync_data()?;
     Ok(fence)
 }
+
+/// What [`Lease::directory`] is asked for.
+const USED: [&str; 2] = ["feed", "objects"];
 
 /// Runs are minutes long.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -1,12 +1,13 @@
 //! A repository as this machine keeps it: whole, bare, and never touched by anything of an agent's.
 
 mod remote;
+mod sweep;
 mod workspace;
 
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,7 @@ use super::{Branch, BranchKey, Error, Lease, Sha};
 use crate::base::hex;
 use crate::base::secret::Secret;
 
+pub use sweep::sweep;
 pub use workspace::{Author, Owner};
 
 /// The mirror of one remote repository.
@@ -74,14 +76,21 @@ impl Mirror {
         let disk = |source| Error::Disk { path: self.git_dir.clone(), source };
         let private = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
         private(&self.git_dir).and_then(|()| private(&self.leases)).map_err(disk)?;
-        let lock = File::create(self.git_dir.with_extension("lock")).map_err(disk)?;
-        lock.lock().map_err(disk)?;
+        let _lock = self.lock("lock")?;
         if !fs::exists(self.git_dir.join(MADE)).map_err(disk)? {
             let words = ["--bare", "--quiet", "--template=", "--object-format=sha1"];
             self.call("init").words(words).done()?;
-            File::create(self.git_dir.join(MADE)).map_err(disk)?;
         }
-        Ok(())
+        // Its time says when somebody last came here.
+        let made = File::create(self.git_dir.join(MADE)).map_err(disk)?;
+        made.set_modified(SystemTime::now()).map_err(disk)
+    }
+
+    /// Nobody else has the file of this name beside the mirror locked, for as long as it is open.
+    pub(super) fn lock(&self, name: &str) -> Result<File, Error> {
+        let path = self.git_dir.with_extension(name);
+        let locked = File::create(&path).and_then(|file| file.lock().map(|()| file));
+        locked.map_err(|source| Error::Disk { path, source })
     }
 
     /// Takes the lease of a branch; [`Error::Busy`] where another run has it.

@@ -20,6 +20,8 @@ impl Mirror {
     /// Puts a note beside a commit of the remote's, where it is not yet.
     pub fn note(&self, note: Note<'_>, token: Option<&Secret>) -> Result<(), Error> {
         let own = format!("refs/notes/relay/{}", note.branch.key());
+        // One at a time on this machine; others are told by the remote.
+        let _lock = self.lock("notes")?;
         let desk = Desk { mirror: self, own: &own, committer: note.committer, token };
         for _ in 0..ATTEMPTS {
             if desk.put(note.head, note.text)? {
@@ -56,7 +58,7 @@ impl Desk<'_> {
         let (said, ended) = self.mirror.admit(call, self.token).told()?;
         match ended {
             Ok(()) => Ok(true),
-            Err(_) if said.contains("stale info") || said.contains("fetch first") => Ok(false),
+            Err(_) if OVERTAKEN.iter().any(|words| said.contains(words)) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -102,6 +104,10 @@ impl Desk<'_> {
 }
 
 const NOTES: &str = "refs/notes/cogni";
+
+/// What git says, in this language, where somebody else has moved the ref, or is about to.
+const OVERTAKEN: [&str; 5] =
+    ["stale info", "fetch first", "cannot lock ref", "failed to update ref", "incorrect old value"];
 
 /// Each time somebody else's was added; few machines write to one repository.
 const ATTEMPTS: u32 = 8;

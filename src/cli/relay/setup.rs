@@ -7,7 +7,6 @@ use anyhow::{Context, bail};
 use http::Uri;
 
 use super::default_state;
-use crate::audit::SigningKey;
 use crate::base::secret::Secret;
 use crate::delivery::{Access, Relay, Settings};
 use crate::forge::credential::{App, Credential};
@@ -94,14 +93,13 @@ impl Setup {
                 .with_context(|| format!("`{}`", path.display()))?,
             None => judge::Config::default(),
         };
-        let seed = secret(None, "AUDIT_SIGNING_KEY", &variable)?;
         let settings = Settings {
             state: state.canonicalize()?,
             judge,
             committer: self.committer()?,
             access: self.access(&variable)?,
             network: self.network(&variable)?,
-            key: SigningKey::new(seed.as_ref())?,
+            signing_key: signing_key(&variable)?,
             known,
         };
         Ok(Relay::open(settings)?)
@@ -150,6 +148,13 @@ impl Setup {
         let api = Api::new(config).context("GitHub's authorities cannot be read")?;
         Ok(Some(Access { api, credential }))
     }
+}
+
+/// What signs statements and logs, as for the gateway.
+pub(super) fn signing_key(
+    variable: &impl Fn(&str) -> Option<String>,
+) -> anyhow::Result<Option<Secret>> {
+    secret(None, "AUDIT_SIGNING_KEY", variable)
 }
 
 /// A secret: from the file that a flag or the variable `NAME_FILE` names, or from the variable itself.

@@ -1,5 +1,6 @@
 //! `cogni-gateway relay`, as an operator sees it.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -9,7 +10,7 @@ use cogni_gateway::relay::extract::Announced;
 use cogni_gateway::relay::{Artifacts, Branch, BranchKey, BranchState, Sha};
 use tempfile::TempDir;
 
-use crate::support::forge::{commit, git};
+use crate::support::repository::{commit, git};
 
 /// L5, L7: what is held is shown with the line that brings it into a clone, and that line does.
 #[test]
@@ -28,6 +29,10 @@ fn held_work_is_shown_and_applied() {
     let (code, said) = relay(&state, &work, &["apply", &id]);
     assert_eq!((code, said.as_str()), (0, "it is the branch `held/task-1` here\n"));
     assert_eq!(git(&work, &["show", "held/task-1:made"]), "by an agent");
+    let log = state.join("audit").join(format!("{id}.jsonl"));
+    assert!(relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
+    let report = cogni_gateway::audit::verify::verify(&log, None).unwrap();
+    assert!(report.finished && fs::read_to_string(&log).unwrap().contains("relay.applied"));
     let (_, line) = relay(&state, &work, &["apply", "--print", &id]);
     assert!(
         line.starts_with("git fetch '") && line.ends_with("refs/heads/held/task-1'\n"),
@@ -47,6 +52,17 @@ fn an_empty_outbox_is_well() {
     insta::assert_snapshot!(said, @"error: there is no relay `nobody`; `cogni-gateway relay status` lists them");
 }
 
+/// L4: what is held survives a sweep of any age.
+#[test]
+fn a_sweep_removes_nothing_that_is_held() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let (code, said) = relay(&state, place.path(), &["sweep", "--older-than", "0s"]);
+    assert_eq!((code, said.as_str()), (0, "removed: 0 delivered, 0 workspaces, 0 mirrors\n"));
+    let work = place.path().join("work");
+    assert_eq!(relay(&state, &work, &["apply", &id]).0, 0);
+}
+
 /// L6: a credential that is given twice, or half, is refused before anything is done.
 #[test]
 fn a_credential_is_given_once_and_whole() {
@@ -57,7 +73,7 @@ fn a_credential_is_given_once_and_whole() {
         &["--github-token-file", "/dev/null"],
         &["--relay-committer", "nobody"],
     ]
-    .map(|flags| relay(&state, place.path(), &[&["retry"], flags].concat()).1);
+    .map(|flags| relay(&state, place.path(), &[&["retry", "--due"], flags].concat()).1);
     insta::assert_snapshot!(told.concat(), @r"
     error: both a token and an app are given; give one of them
     error: both `GITHUB_TOKEN` and its file are given; give one of them

@@ -1,14 +1,16 @@
 //! The relay's process, killed at each step of the way.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cogni_gateway::delivery::outbox::{Outbox, Step};
 use cogni_gateway::stand_in::{Operation, Trouble};
 
-use super::way::{relay, work};
-use crate::support::forge::{NAME, Running, TOKEN, git};
+use super::way::{leaks, relay, work};
+use crate::support::forge::{NAME, Running, TOKEN, basic};
 use crate::support::process::Process;
+use crate::support::repository::git;
 
 /// L7: a process that is killed while it waits, before or after anything that it asks of the forge, leaves a row; the
 /// next one brings exactly one update of the branch and one pull request.
@@ -45,8 +47,61 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
     }
 }
 
+/// L4, L7: the same in the middle of the quarantine, where no call goes anywhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
+    let forge = Running::start().await;
+    let id = begin(&forge, "kill").await;
+    let outbox = Outbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
+    let patches = outbox.get(&id).unwrap().order.artifacts.join("patches");
+    let kept = patches.with_extension("kept");
+    fs::rename(&patches, &kept).unwrap();
+    // The relay reads them once the objects are in quarantine, and waits for whoever writes.
+    assert!(Command::new("mkfifo").arg(&patches).status().unwrap().success());
+    let mut first = start(&forge, &id);
+    let fifo = patches.clone();
+    let writer = tokio::task::spawn_blocking(move || File::options().write(true).open(fifo));
+    let writer = writer.await.unwrap().unwrap();
+    first.signal("KILL");
+    first.wait();
+    drop(writer);
+    fs::rename(&kept, &patches).unwrap();
+    assert_eq!(outbox.get(&id).unwrap().step, Step::Extracted);
+    let second = finish(&forge, &id).await;
+    assert_eq!(outbox.get(&id).unwrap().step, Step::Done, "{second}");
+    let count = git(&forge.bare(), &["rev-list", "--count", "main..sandbox/kill"]);
+    assert_eq!((count.as_str(), forge.hub.pulls(NAME).len()), ("1", 1), "{second}");
+}
+
+/// L6: while git pushes, the token is in no process's arguments; afterwards it is in no file, and was never said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_in_no_argument_and_in_no_file() {
+    let forge = Running::start().await;
+    let id = begin(&forge, "secret").await;
+    forge.hub.inject(Operation::Push, Trouble::HoldBefore, 1);
+    let mut process = start(&forge, &id);
+    forge.hub.gate().reached(1).await;
+    let basic = basic(TOKEN);
+    let holding = |file: &str| {
+        let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        let read = processes.filter_map(|process| fs::read(process.join(file)).ok());
+        let holds = |text: &[u8], secret: &str| {
+            text.windows(secret.len()).any(|part| part == secret.as_bytes())
+        };
+        read.filter(|text| holds(text, TOKEN) || holds(text, &basic)).count()
+    };
+    assert!(holding("environ") >= 2, "git has it now, or this looks at nothing");
+    assert_eq!(holding("cmdline"), 0);
+    forge.hub.gate().open(1);
+    let (status, said) =
+        tokio::task::spawn_blocking(move || (process.wait(), process.said())).await.unwrap();
+    assert!(status.success(), "{said}");
+    assert!(!said.contains(TOKEN) && !said.contains(&basic), "{said}");
+    assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
+}
+
 /// A run's work, in the outbox, and no process that cares for it.
-async fn begin(forge: &Running, key: &str) -> String {
+pub(super) async fn begin(forge: &Running, key: &str) -> String {
     let relay = relay(forge);
     let (order, begun) = work(forge, &relay, key, key).await;
     drop(begun);
@@ -68,16 +123,30 @@ async fn finish(forge: &Running, id: &str) -> String {
     said
 }
 
-fn start(forge: &Running, id: &str) -> Process {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
-    command
-        .args(["relay", "retry", id])
-        .env("COGNI_STATE_DIR", state(forge))
-        .env("GITHUB_API_URL", forge.hub.url())
-        .env("GITHUB_TOKEN", TOKEN);
-    Process::start(&mut command, "build it")
+/// `relay retry` to its end.
+pub(super) async fn retry(forge: &Running, words: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(forge, words);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(said).unwrap())
 }
 
-fn state(forge: &Running) -> std::path::PathBuf {
+fn start(forge: &Running, id: &str) -> Process {
+    Process::start(&mut command(forge, &[id]), "build it")
+}
+
+fn command(forge: &Running, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    command
+        .args(["relay", "retry"])
+        .args(words)
+        .env("COGNI_STATE_DIR", state(forge))
+        .env("GITHUB_API_URL", forge.hub.url())
+        .env("GITHUB_TOKEN", TOKEN)
+        .env("AUDIT_SIGNING_KEY", "7".repeat(64));
+    command
+}
+
+pub(super) fn state(forge: &Running) -> PathBuf {
     Path::new(forge.place.path()).join("state")
 }

@@ -19,9 +19,11 @@ use cogni_gateway::relay::{BranchKey, BranchState};
 use cogni_gateway::stand_in::{Operation, Trouble};
 use http::StatusCode;
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 
 use crate::relay::place::execute;
-use crate::support::forge::{NAME, Running, TOKEN, credential, git};
+use crate::support::forge::{NAME, Running, TOKEN, basic, credential};
+use crate::support::repository::git;
 
 /// L6, L7: the agent's commits reach the branch, a pull request and a statement, and the audit says so.
 #[tokio::test(flavor = "multi_thread")]
@@ -42,13 +44,13 @@ async fn a_runs_work_is_delivered() {
     let statement = Statement::verify(&note, key().public()).unwrap();
     assert_eq!((statement.facts.run.as_str(), statement.verdict.as_str()), ("run-1", "push"));
     assert!(!kept.exists(), "what was delivered is not kept");
-    insta::assert_snapshot!(audit.events().join("\n"), @r#"
+    insta::assert_snapshot!(events(&audit.path).join("\n"), @r#"
     relay.extracted commits=1 branch="sandbox/task-9"
     relay.judged verdict="push" mode="replayed" files=1
     relay.pushed was_there=false
     relay.pull_requested is_new=true
     "#);
-    assert_eq!(leaks(forge.place.path()), Vec::<PathBuf>::new());
+    assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic(TOKEN)]), Vec::<PathBuf>::new());
 }
 
 /// L6: a pull request is made only when it is asked for.
@@ -98,8 +100,9 @@ async fn what_could_not_be_done_is_done_later() {
     drop((first, begun));
 
     let second = relay(&forge);
-    assert!(second.resume(None).await.unwrap().is_empty(), "it is not due yet");
-    let again = second.resume(Some(&delivered.id)).await.unwrap().remove(0);
+    let due = second.resume_due(&CancellationToken::new()).await.unwrap();
+    assert!(due.is_empty(), "it is not due yet");
+    let again = second.resume(&delivered.id).await.unwrap().unwrap();
     assert_eq!((again.step, forge.hub.pulls(NAME).len()), ("done", 1));
     // One more for the statement, which was there already, so none.
     assert_eq!(forge.hub.count(Operation::Push), pushes);
@@ -132,7 +135,7 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         let id = second.outbox().list(false).unwrap().remove(0).id;
         // The threads of the first process, which here is none, may still hold the branch.
         let done = loop {
-            match second.resume(Some(&id)).await.unwrap().pop() {
+            match second.resume(&id).await.unwrap() {
                 Some(delivered) => break delivered,
                 None => tokio::task::yield_now().await,
             }
@@ -205,7 +208,7 @@ async fn a_failed_relay_goes_on_when_somebody_asks() {
     drop(begun);
     let job = relay.outbox().get(&delivered.id).unwrap();
     assert_eq!(relay.outbox().revive(&job).unwrap().step, Step::Pushed);
-    assert_eq!(relay.resume(None).await.unwrap().remove(0).step, "done");
+    assert_eq!(relay.resume(&delivered.id).await.unwrap().unwrap().step, "done");
 }
 
 /// This machine's relay, as a process opens it.
@@ -216,17 +219,21 @@ pub(super) fn relay(forge: &Running) -> Arc<Relay> {
         committer: "Relay <relay@example.com>".to_owned(),
         access: Some(Access { api: forge.api(), credential: credential() }),
         network: Network::default(),
-        key: key(),
+        signing_key: Some(seed()),
         known: vec![],
     };
     Arc::new(Relay::open(settings).unwrap())
 }
 
-fn key() -> SigningKey {
-    SigningKey::new(Some(&Secret::new("7".repeat(64)))).unwrap()
+pub(super) fn key() -> SigningKey {
+    SigningKey::new(Some(&seed())).unwrap()
 }
 
-async fn deliver(relay: &Arc<Relay>, order: Order, begun: &Begun) -> Delivered {
+fn seed() -> Secret {
+    Secret::new("7".repeat(64))
+}
+
+pub(super) async fn deliver(relay: &Arc<Relay>, order: Order, begun: &Begun) -> Delivered {
     Box::pin(relay.deliver(order, &begun.lease, &Log::discard())).await.unwrap()
 }
 
@@ -325,35 +332,37 @@ impl Audit {
         let config = audit::Config { path: Some(path.clone()), ..audit::Config::default() };
         Self { log: Log::open(&config, &started).unwrap().0, path }
     }
-
-    /// What stands in it of the relay, without what differs from run to run.
-    fn events(&self) -> Vec<String> {
-        audit::verify::verify(&self.path, None).unwrap();
-        let text = fs::read_to_string(&self.path).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let relayed = lines.filter(|line| line["event"].as_str().unwrap().starts_with("relay."));
-        let told = |line: Value| {
-            let names = ["verdict", "mode", "files", "commits", "branch", "was_there", "is_new"];
-            let said = names
-                .iter()
-                .filter_map(|&name| line.get(name).map(|value| format!(" {name}={value}")));
-            said.fold(line["event"].as_str().unwrap().to_owned(), |text, more| text + &more)
-        };
-        relayed.map(told).collect()
-    }
 }
 
-/// Files that hold the token.
-fn leaks(directory: &Path) -> Vec<PathBuf> {
+/// What a log says of the relay, without what differs from run to run.
+pub(super) fn events(log: &Path) -> Vec<String> {
+    audit::verify::verify(log, None).unwrap();
+    let text = fs::read_to_string(log).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let relayed = lines.filter(|line| line["event"].as_str().unwrap().starts_with("relay."));
+    let told = |line: Value| {
+        let names =
+            ["step", "verdict", "mode", "files", "commits", "branch", "was_there", "is_new"];
+        let said =
+            names.iter().filter_map(|&name| line.get(name).map(|value| format!(" {name}={value}")));
+        said.fold(line["event"].as_str().unwrap().to_owned(), |text, more| text + &more)
+    };
+    relayed.map(told).collect()
+}
+
+/// Files that hold one of these.
+pub(super) fn leaks(directory: &Path, secrets: &[&str]) -> Vec<PathBuf> {
     let mut found = vec![];
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(leaks(&path));
-        } else if fs::read(&path).unwrap().windows(TOKEN.len()).any(|part| part == TOKEN.as_bytes())
-        {
-            found.push(path);
+            found.extend(leaks(&path, secrets));
+            continue;
         }
+        let text = fs::read(&path).unwrap();
+        let holds =
+            |secret: &&str| text.windows(secret.len()).any(|part| part == secret.as_bytes());
+        found.extend(secrets.iter().any(holds).then_some(path));
     }
     found
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::sandboxed::{Sandboxed, sh};
 use crate::support::forge::{self, NAME, TOKEN};
+use crate::support::repository::git;
 use crate::support::sandboxed::{Result, entries};
 
 /// L1, L2, L6: what one run commits is pushed, asked to be pulled, and what the next run builds on.
@@ -26,11 +27,11 @@ async fn a_runs_commits_reach_a_pull_request() {
         place.run(&flags, "cat one && echo two > two && git add two && git commit -qm 'Add two'");
     assert_eq!(second.json["stdout"], "one\n", "{}", second.json);
     assert_eq!(place.forge.hub.pulls(NAME).len(), 1, "the second run has asked again");
-    let log = forge::git(&place.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
+    let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
     assert_eq!(log, "Add two\nAdd one\nchange README");
     assert_eq!(
         second.json["relay"]["head"],
-        forge::git(&place.forge.bare(), &["rev-parse", "sandbox/task-9"])
+        git(&place.forge.bare(), &["rev-parse", "sandbox/task-9"])
     );
     assert_no_token([&first, &second]);
 }
@@ -45,14 +46,14 @@ async fn work_that_is_held_is_kept() {
     assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["held", false]), "{relay}");
     let line = relay["apply"].as_str().unwrap();
     let clone = place.runner.path().join("clone");
-    forge::git(
+    git(
         &place.runner.path(),
         &["clone", "--quiet", &place.forge.bare().display().to_string(), "clone"],
     );
     let words: Vec<_> =
         line.strip_prefix("git ").unwrap().split(' ').map(|word| word.trim_matches('\'')).collect();
-    forge::git(&clone, &words);
-    let files = forge::git(&clone, &["ls-tree", "-r", "--name-only", "held/held"]);
+    git(&clone, &words);
+    let files = git(&clone, &["ls-tree", "-r", "--name-only", "held/held"]);
     assert_eq!(files, ".github/workflows/x.yml\nREADME");
 }
 

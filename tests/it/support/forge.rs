@@ -1,9 +1,7 @@
 //! The stand-in for GitHub, running until the test drops it, with a repository that real git has made.
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cogni_gateway::base::drain::Drain;
@@ -14,6 +12,8 @@ use cogni_gateway::relay::repository::{Hosted, Repository};
 use cogni_gateway::stand_in::{Forge, Hub};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::repository::{commit, git};
 
 /// What the stand-in calls its one repository.
 pub(crate) const NAME: &str = "acme/site";
@@ -82,31 +82,10 @@ pub(crate) fn credential() -> Credential {
     Credential::Token(Secret::new(TOKEN))
 }
 
-/// Writes a file and commits it.
-pub(crate) fn commit(work: &Path, file: &str, content: &str) {
-    fs::write(work.join(file), content).unwrap();
-    git(work, &["add", file]);
-    git(work, &["commit", "--quiet", "--message", &format!("change {file}")]);
-}
-
-/// Runs git, which has to succeed; what it prints.
-pub(crate) fn git(directory: &Path, arguments: &[&str]) -> String {
-    let output = try_git(directory, arguments, &[]);
-    assert!(output.status.success(), "git {arguments:?}: {output:?}");
-    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
-}
-
-/// Runs git, away from whatever this machine's is configured to.
-pub(crate) fn try_git(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
-    Command::new("git")
-        .current_dir(directory)
-        .args(arguments)
-        .env("GIT_CONFIG_NOSYSTEM", "1")
-        .env("GIT_CONFIG_GLOBAL", "/dev/null")
-        .env("GIT_TERMINAL_PROMPT", "0")
-        .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_NAME"), "someone")))
-        .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_EMAIL"), "someone@example")))
-        .envs(variables.iter().copied())
-        .output()
-        .unwrap()
+/// What git makes of a token in a header.
+pub(crate) fn basic(token: &str) -> String {
+    let mut text = String::new();
+    cogni_gateway::base::b64::encode(format!("x-access-token:{token}").as_bytes(), &mut text);
+    let padding = "=".repeat((4 - text.len() % 4) % 4);
+    text.replace('-', "+").replace('_', "/") + &padding
 }

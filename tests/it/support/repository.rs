@@ -128,6 +128,20 @@ impl Repository {
     }
 }
 
+/// Runs git in a directory, which has to succeed; what it prints.
+#[track_caller]
+pub(crate) fn git(directory: &Path, arguments: &[&str]) -> String {
+    Repository::at(directory).git(arguments)
+}
+
+/// Writes a file and commits it.
+pub(crate) fn commit(work: &Path, file: &str, content: &str) {
+    let work = Repository::at(work);
+    work.write(file, content);
+    work.git(["add", file]);
+    work.git(["commit", "--quiet", "--message", &format!("change {file}")]);
+}
+
 /// A program in a directory, with an identity and a time of its own, and no configuration but the repository's.
 pub(crate) fn command(program: &str, directory: &Path) -> Command {
     let mut command = Command::new(program);
@@ -135,6 +149,7 @@ pub(crate) fn command(program: &str, directory: &Path) -> Command {
         .current_dir(directory)
         .env("GIT_CONFIG_NOSYSTEM", "1")
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_TERMINAL_PROMPT", "0")
         .env("GIT_AUTHOR_NAME", "An Agent")
         .env("GIT_AUTHOR_EMAIL", "agent@example.com")
         .env("GIT_AUTHOR_DATE", "2026-01-02T03:04:05Z")

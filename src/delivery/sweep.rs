@@ -1,0 +1,65 @@
+//! What is not kept for ever.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use super::Error;
+use super::outbox::{Outbox, Step};
+use crate::relay::{self, mirror};
+
+/// How much was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Swept {
+    /// Rows of work that is delivered.
+    pub delivered: usize,
+    /// Directories of work that never came to be a row: workspaces that were kept because nothing could be taken out.
+    pub works: usize,
+    pub mirrors: usize,
+}
+
+/// Removes what is older than `age` below the relay's directory, and needed for nothing. Work that is held, has failed or
+/// is on its way stays, and so do its mirror and all audit logs. Blocks.
+///
+/// # Errors
+/// The outbox or the directory cannot be used.
+pub fn sweep(state: &Path, outbox: &Outbox, age: Duration) -> Result<Swept, Error> {
+    let before = SystemTime::now().checked_sub(age.max(YOUNGEST));
+    let before = before.unwrap_or(SystemTime::UNIX_EPOCH);
+    let delivered = outbox.forget(before)?;
+    let rows = outbox.list(false)?;
+    // By name alone: there is more than one way to write where the directory is.
+    let named: HashSet<_> = rows.iter().filter_map(|job| job.order.artifacts.file_name()).collect();
+    let works = works(&state.join("work"), before, &named)?;
+    let open = rows.iter().filter(|job| job.step != Step::Done);
+    let kept: Vec<_> = open.map(|job| job.order.repository.clone()).collect();
+    let mirrors = mirror::sweep(state, before, &kept)?;
+    Ok(Swept { delivered, works, mirrors })
+}
+
+fn works(directory: &Path, before: SystemTime, named: &HashSet<&OsStr>) -> Result<usize, Error> {
+    let disk = |source| relay::Error::Disk { path: directory.to_owned(), source };
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries.map_err(disk)?,
+    };
+    let mut removed = 0;
+    for entry in entries {
+        let path = entry.map_err(disk)?.path();
+        let changed = fs::symlink_metadata(&path).and_then(|found| found.modified());
+        let is_named = path.file_name().is_some_and(|name| named.contains(name));
+        if !is_named && changed.map_err(disk)? < before {
+            fs::remove_dir_all(&path).map_err(disk)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// What is younger may be a run's that is taking its work out just now.
+const YOUNGEST: Duration = Duration::from_hours(1);

@@ -1,0 +1,106 @@
+//! L7: what is taken up later, by whom, and where that is written down.
+
+use cogni_gateway::audit::verify;
+use cogni_gateway::delivery::outbox::Step;
+use cogni_gateway::delivery::{Delivered, record};
+use cogni_gateway::stand_in::{Operation, Trouble};
+use http::StatusCode;
+use tokio_util::sync::CancellationToken;
+
+use super::kill::{begin, state};
+use super::way::{deliver, events, key, relay, work};
+use crate::support::forge::{NAME, Running};
+
+/// L7: the run's log is closed when its work goes on, so what is done then is in the row's own, which is proved like it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_done_later_is_in_the_rows_own_log() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    forge.hub.inject(Operation::ListPulls, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    let first = deliver(&relay, order, &begun).await;
+    assert_eq!((first.step, first.audit), ("extracted", None), "{:?}", first.why);
+    drop(begun);
+    let second = relay.resume(&first.id).await.unwrap().unwrap();
+    assert_eq!((second.step, &second.why.unwrap()[..17]), ("pushed", "GitHub is unwell "));
+    let third = relay.resume(&first.id).await.unwrap().unwrap();
+    let log = third.audit.unwrap();
+    insta::assert_snapshot!(events(&log).join("\n"), @r#"
+    relay.resumed step="extracted"
+    relay.judged verdict="push" mode="replayed" files=1
+    relay.pushed was_there=false
+    relay.resumed step="pushed"
+    relay.pull_requested is_new=true
+    "#);
+    let report = verify::verify(&log, Some(key().public())).unwrap();
+    assert_eq!((report.run.as_str(), report.starts, report.finished), ("run-1", 2, true));
+}
+
+/// L7: a run that comes to a branch writes down what it delivers there for another.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_run_delivers_for_another_is_in_the_others_log() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let id = begin(&forge, "task-9").await;
+    let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    assert!(begun.state.exists);
+    let log = record::path(&state(&forge), &id);
+    assert_eq!(events(&log).first().unwrap(), r#"relay.resumed step="extracted""#);
+    assert_eq!(verify::verify(&log, Some(key().public())).unwrap().run, "task-9");
+}
+
+/// L7: where the row's log was changed by somebody, nothing more is done to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_log_is_broken_is_left_alone() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let id = begin(&forge, "task-9").await;
+    let log = record::path(&state(&forge), &id);
+    std::fs::create_dir_all(log.parent().unwrap()).unwrap();
+    std::fs::write(&log, "nothing of ours\n").unwrap();
+    let error = relay.resume(&id).await.unwrap_err();
+    assert!(error.to_string().contains("it is evidence now"), "{error}");
+    assert_eq!(relay.outbox().get(&id).unwrap().step, Step::Extracted);
+    // And it holds nothing else up.
+    let other = begin(&forge, "task-8").await;
+    let done = relay.resume_due(&CancellationToken::new()).await.unwrap();
+    assert_eq!(ids(&done), [other]);
+}
+
+/// L7: what is due on all branches is delivered in one go, but for those that a run is at.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_is_due_is_delivered_but_where_a_run_is() {
+    let forge = Running::start().await;
+    let mut due = vec![];
+    for at in 0..3 {
+        due.push(begin(&forge, &format!("due-{at}")).await);
+    }
+    let relay = relay(&forge);
+    let order = relay.outbox().get(&due[1]).unwrap().order;
+    let mirror = cogni_gateway::relay::Mirror::open(relay.git(), &state(&forge), &order.repository);
+    let lease = mirror.unwrap().lease(order.branch().key()).unwrap();
+
+    let stopped = CancellationToken::new();
+    stopped.cancel();
+    assert!(relay.resume_due(&stopped).await.unwrap().is_empty(), "it has been told to stop");
+    let (code, said) = super::kill::retry(&forge, &["--due"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let mut told: Vec<_> = said
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .map(|line| (line["id"].as_str().unwrap().to_owned(), line["step"] == "done"))
+        .collect();
+    told.sort();
+    assert_eq!(told, [(due[0].clone(), true), (due[2].clone(), true)], "{said}");
+
+    drop(lease);
+    let left = relay.resume_due(&CancellationToken::new()).await.unwrap();
+    assert_eq!((ids(&left), left[0].step), (vec![due[1].clone()], "done"));
+    assert!(relay.resume_due(&CancellationToken::new()).await.unwrap().is_empty());
+    assert_eq!(forge.hub.pulls(NAME).len(), 3);
+}
+
+fn ids(delivered: &[Delivered]) -> Vec<String> {
+    delivered.iter().map(|one| one.id.clone()).collect()
+}
