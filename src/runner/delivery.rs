@@ -9,6 +9,7 @@ mod extractor;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -18,10 +19,10 @@ use super::directory::Directory;
 use crate::delivery::outbox;
 use crate::delivery::statement::Facts;
 use crate::delivery::{Begun, Delivered, Relay};
-use crate::relay::BranchKey;
 use crate::relay::extract::{Announced, Commands};
 use crate::relay::mirror::{Author, Owner};
 use crate::relay::repository::Repository;
+use crate::relay::{Artifacts, BranchKey};
 use crate::run::Run;
 use crate::sandbox::spec::{Access, GID, UID, Workspace};
 use crate::sandbox::{self, Driver, RunSpec};
@@ -64,7 +65,21 @@ impl Target {
         key: &BranchKey,
         base: Option<&str>,
     ) -> anyhow::Result<Self> {
-        let begun = Box::pin(relay.begin(&repository, key, base)).await?;
+        Box::pin(Self::begin_within(relay, repository, key, base, Duration::ZERO)).await
+    }
+
+    /// The same, for whoever waits so long until the branch is free.
+    ///
+    /// # Errors
+    /// As [`Target::begin`].
+    pub async fn begin_within(
+        relay: Arc<Relay>,
+        repository: Repository,
+        key: &BranchKey,
+        base: Option<&str>,
+        patience: Duration,
+    ) -> anyhow::Result<Self> {
+        let begun = Box::pin(relay.begin_within(&repository, key, base, patience)).await?;
         let agent = "agent".to_owned();
         Ok(Self { relay, repository, begun, wants_pull_request: false, agent })
     }
@@ -107,14 +122,27 @@ impl Target {
         order: &sandbox::Order,
         source: Source<'_>,
     ) -> Relayed {
-        let extractor = Extractor::new(driver, order, self.relay.git());
         let branch = Some(self.begun.state.branch.to_string());
-        match Box::pin(self.try_deliver(&extractor, order.spec.root.to_string(), source)).await {
+        let artifacts = match self.relay.artifacts() {
+            Ok(artifacts) => artifacts,
+            Err(error) => {
+                let why = format!("{error}; the workspace could not be kept");
+                return Relayed::Not { branch, why };
+            }
+        };
+        let extractor = Extractor::new(driver, order, self.relay.git());
+        let image = order.spec.root.to_string();
+        match Box::pin(self.try_deliver(&extractor, &artifacts, image, source)).await {
             Ok(Some(delivered)) => Relayed::Delivered(delivered),
-            Ok(None) => Relayed::Not { branch, why: "nothing was committed".to_owned() },
+            Ok(None) => {
+                if let Err(error) = artifacts.discard() {
+                    tracing::warn!(run = order.spec.run, %error, "an empty directory stays");
+                }
+                Relayed::Not { branch, why: "nothing was committed".to_owned() }
+            }
             Err(error) => {
                 tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
-                let why = match self.keep(order).await {
+                let why = match keep(order, &artifacts).await {
                     Ok(place) => {
                         format!("{error:#}; the workspace is kept in `{}`", place.display())
                     }
@@ -125,42 +153,25 @@ impl Target {
         }
     }
 
-    /// Copies the workspace to where what is undelivered is kept: the run's directory goes with the run.
-    async fn keep(&self, order: &sandbox::Order) -> anyhow::Result<PathBuf> {
-        let Workspace::Directory { path, .. } = &order.spec.workspace else {
-            bail!("there is none");
-        };
-        let place = self.relay.artifacts()?.directory().join("workspace");
-        // As they are: it follows no link, and runs nothing of what it copies.
-        let copied = Command::new("cp").args(["-a", "--"]).arg(path).arg(&place).output().await?;
-        if !copied.status.success() {
-            bail!("{}", String::from_utf8_lossy(&copied.stderr).trim());
-        }
-        Ok(place)
-    }
-
     async fn try_deliver(
         &self,
         extractor: &Extractor,
+        artifacts: &Artifacts,
         image: String,
         source: Source<'_>,
     ) -> anyhow::Result<Option<Delivered>> {
         let Begun { lease, state, .. } = &self.begun;
         let commands = Commands::new(state, sandbox::spec::WORKSPACE, self.relay.limits());
-        let artifacts = self.relay.artifacts()?;
-        let facts = extractor.answer(&artifacts, &commands.facts).await?;
-        let Some(announced) = Announced::parse(&facts, 0)? else {
-            artifacts.discard()?;
-            return Ok(None);
-        };
+        let facts = extractor.answer(artifacts, &commands.facts).await?;
+        let Some(announced) = Announced::parse(&facts, 0)? else { return Ok(None) };
         // A `HEAD` that names nothing is no failure.
-        let head = extractor.answer(&artifacts, &commands.head).await.unwrap_or_default();
+        let head = extractor.answer(artifacts, &commands.head).await.unwrap_or_default();
         // They are for people, and to be compared: without them the commits go as they are.
-        let patches = extractor.fill(&artifacts, &artifacts.patches(), &commands.patches).await;
+        let patches = extractor.fill(artifacts, &artifacts.patches(), &commands.patches).await;
         if let Err(error) = patches {
             tracing::warn!("the patches are not whole: {error:#}");
         }
-        extractor.fill(&artifacts, &artifacts.bundle(), &commands.bundle).await?;
+        extractor.fill(artifacts, &artifacts.bundle(), &commands.bundle).await?;
         let order = outbox::Order {
             repository: self.repository.clone(),
             state: state.clone(),
@@ -177,6 +188,20 @@ impl Target {
         };
         Ok(Some(self.relay.deliver(order, lease, &source.run.audit).await?))
     }
+}
+
+/// Copies the workspace beside what did come out: the run's directory goes with the run.
+async fn keep(order: &sandbox::Order, artifacts: &Artifacts) -> anyhow::Result<PathBuf> {
+    let Workspace::Directory { path, .. } = &order.spec.workspace else {
+        bail!("there is none");
+    };
+    let place = artifacts.directory().join("workspace");
+    // As they are: it follows no link, and runs nothing of what it copies.
+    let copied = Command::new("cp").args(["-a", "--"]).arg(path).arg(&place).output().await?;
+    if !copied.status.success() {
+        bail!("{}", String::from_utf8_lossy(&copied.stderr).trim());
+    }
+    Ok(place)
 }
 
 /// The run that the work comes from, whose processes are gone.
@@ -197,7 +222,7 @@ impl fmt::Debug for Target {
 impl Relayed {
     /// Why a run with a repository has no branch.
     pub fn skipped() -> Self {
-        let why = "it has no branch: give `--branch-key` or `--work-item`";
+        let why = "it has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`";
         Self::Not { branch: None, why: why.to_owned() }
     }
 }

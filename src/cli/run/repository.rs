@@ -2,6 +2,7 @@
 
 use std::env;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
@@ -29,6 +30,25 @@ pub(super) struct Args {
     /// The key where `--branch-key` is not given: what the run is about
     #[arg(long, value_name = "KEY", requires = "repo")]
     work_item: Option<String>,
+
+    /// The key of the agent's state, which outlives the work that a branch is for: it names one with `--branch-by-state`
+    /// only, where neither of the others is given
+    #[arg(long, value_name = "KEY", requires = "repo")]
+    state_key: Option<String>,
+
+    /// Take the state's key for the branch, where there is no other
+    #[arg(long, requires = "state_key")]
+    branch_by_state: bool,
+
+    /// How long to wait for another run at the same branch
+    #[arg(
+        long,
+        value_name = "DURATION",
+        requires = "repo",
+        default_value = "0s",
+        value_parser = humantime::parse_duration
+    )]
+    branch_wait: Duration,
 
     /// The branch that the work is for; else the repository's default branch
     #[arg(long, value_name = "REF", requires = "repo")]
@@ -67,7 +87,8 @@ impl Args {
         let sources = Sources {
             explicit: self.branch_key.as_deref(),
             work_item: self.work_item.as_deref(),
-            ..Sources::default()
+            state: self.state_key.as_deref(),
+            may_use_state: self.branch_by_state,
         };
         let Some(key) = BranchKey::choose(sources, run)? else { return Ok(Asked::Skipped) };
         if self.pull_request && repository.hosted().is_none() {
@@ -89,7 +110,9 @@ impl Wanted {
     ) -> anyhow::Result<Target> {
         let Self { repository, key, args } = self;
         let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), known)?);
-        let target = Target::begin(relay, repository, &key, args.base.as_deref()).await?;
+        let (base, patience) = (args.base.as_deref(), args.branch_wait);
+        let begun = Target::begin_within(relay, repository, &key, base, patience);
+        let target = Box::pin(begun).await?;
         let target = target.with_pull_request(args.pull_request);
         Ok(match agent {
             Some(agent) => target.by(agent),

@@ -60,8 +60,12 @@ impl Extractor {
         command: &Command,
     ) -> anyhow::Result<Vec<u8>> {
         let path = artifacts.directory().join("answer");
-        self.fill(artifacts, &path, command).await?;
-        Ok(fs::read(&path)?)
+        let filled = self.fill(artifacts, &path, command).await;
+        let answer = fs::read(&path);
+        // Nobody needs it any more, whatever has become of it.
+        let _ = fs::remove_file(&path);
+        filled?;
+        Ok(answer?)
     }
 
     /// Puts what a command says into a file, which is whole then.

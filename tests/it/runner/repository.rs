@@ -65,8 +65,12 @@ async fn a_run_may_have_nothing_to_deliver() {
     assert_eq!(json!([without.json["ok"], without.json["stdout"]]), json!([true, ""]));
     assert_eq!(
         without.json["relay"]["why"],
-        "it has no branch: give `--branch-key` or `--work-item`"
+        "it has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`"
     );
+    let unasked = place.run(&["--state-key", "memory"], "true");
+    assert_eq!(unasked.json["relay"], without.json["relay"]);
+    let asked = place.run(&["--state-key", "memory", "--branch-by-state"], "true");
+    assert_eq!(asked.json["relay"]["branch"], "sandbox/memory");
     let idle = place.run(&["--work-item", "idle"], "git log --format=%s");
     assert_eq!(idle.json["stdout"], "change README\n", "{}", idle.json);
     assert_eq!(
