@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use tokio::sync::{mpsc, oneshot};
@@ -54,6 +54,18 @@ impl Database {
     /// # Errors
     /// The file cannot be used, or a later version has written it.
     pub fn open(path: &Path, schemas: &[Schema]) -> Result<Self, Error> {
+        Self::open_watched(path, schemas, |_, _| ())
+    }
+
+    /// As [`open`](Self::open); `watch` is told of each commit how long it took, and whether it is on disk.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_watched(
+        path: &Path,
+        schemas: &[Schema],
+        watch: impl FnMut(Duration, bool) + Send + 'static,
+    ) -> Result<Self, Error> {
         create(path)
             .map_err(|source| Error::File { path: path.to_owned(), source: source.into() })?;
         let mut connection = connect(path)?;
@@ -65,7 +77,7 @@ impl Database {
         let (writer, jobs) = mpsc::channel(QUEUE);
         let thread = thread::Builder::new().name("database".to_owned());
         thread
-            .spawn(move || write_all(connection, jobs))
+            .spawn(move || write_all(connection, jobs, watch))
             .map_err(|source| Error::File { path: path.to_owned(), source: source.into() })?;
         Ok(Self { writer, reader: Arc::new(Mutex::new(reader)) })
     }
@@ -157,10 +169,16 @@ fn apart<T>(
 }
 
 /// The writer's thread: it ends when nobody can give it anything any more.
-fn write_all(mut connection: Connection, mut jobs: mpsc::Receiver<Job>) {
+fn write_all(
+    mut connection: Connection,
+    mut jobs: mpsc::Receiver<Job>,
+    mut watch: impl FnMut(Duration, bool),
+) {
     let mut batch = Vec::with_capacity(QUEUE);
     while jobs.blocking_recv_many(&mut batch, QUEUE) > 0 {
+        let begun = Instant::now();
         let (answers, committed) = commit(&mut connection, &mut batch);
+        watch(begun.elapsed(), committed.is_ok());
         for answer in answers {
             answer(committed.clone());
         }

@@ -85,3 +85,17 @@ async fn the_file_is_for_its_owner_only() {
         assert_eq!(mode & 0o777, 0o600, "{name}");
     }
 }
+
+/// G12: whoever watches is told of each commit, how long it took and whether it is kept.
+#[tokio::test]
+async fn commits_are_told_of() {
+    let place = tempdir().unwrap();
+    let (told, heard) = std::sync::mpsc::channel();
+    let watch = move |took: std::time::Duration, is_kept| told.send((took, is_kept)).unwrap();
+    let path = place.path().join("state.db");
+    let database = Database::open_watched(&path, &[], watch).unwrap();
+    database.write(|change| change.execute_batch("CREATE TABLE t (x)")).await.unwrap();
+    database.write(|change| change.execute_batch("ROLLBACK")).await.unwrap_err();
+    let told: Vec<_> = (0..2).map(|_| heard.recv().unwrap().1).collect();
+    assert_eq!(told, [true, false]);
+}
