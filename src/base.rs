@@ -13,4 +13,5 @@ pub mod rope;
 pub mod secret;
 pub mod socket;
 pub mod tls;
+pub mod trace;
 pub mod unix;

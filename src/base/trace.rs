@@ -1,0 +1,182 @@
+//! W3C Trace Context: which trace a piece of work is part of, and within which span, as `traceparent` tells it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use http::HeaderValue;
+use ring::rand::{SecureRandom, SystemRandom};
+use serde::{Deserialize, Deserializer};
+
+use super::hex;
+
+/// A trace, the same for all that belongs together. Never zero.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TraceId([u8; 16]);
+
+/// One piece of a trace. Never zero.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct SpanId([u8; 8]);
+
+/// What a caller says about the trace that its work is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context {
+    pub trace: TraceId,
+    /// The caller's span, where it has one.
+    pub parent: Option<SpanId>,
+    /// Whether the caller records its spans, so that ours have a place.
+    pub is_sampled: bool,
+}
+
+/// A text that is no `traceparent`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("give a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+pub struct Invalid;
+
+impl TraceId {
+    /// A new one, all of it random.
+    pub fn random() -> Self {
+        Self(random())
+    }
+
+    /// A trace as 32 small hexadecimal digits tell it.
+    pub fn parse(digits: &str) -> Option<Self> {
+        parse(digits).map(Self)
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether the trace is among this share of all: the same answer wherever it is asked.
+    pub fn is_within(&self, share: f64) -> bool {
+        let [.., a, b, c, d, e, f, g] = self.0;
+        let place = u64::from_be_bytes([0, a, b, c, d, e, f, g]);
+        super::metrics::float(place) < share * 2_f64.powi(56)
+    }
+}
+
+impl SpanId {
+    /// A new one, all of it random.
+    pub fn random() -> Self {
+        Self(random())
+    }
+
+    /// `None` for zero, which stands for no span.
+    pub fn new(bytes: [u8; 8]) -> Option<Self> {
+        (bytes != [0; 8]).then_some(Self(bytes))
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Context {
+    /// A trace that nobody is within yet.
+    pub fn root(trace: TraceId, is_sampled: bool) -> Self {
+        Self { trace, parent: None, is_sampled }
+    }
+}
+
+/// What `span` tells those that work for it, as the header `traceparent`.
+pub fn traceparent(trace: &TraceId, span: &SpanId, is_sampled: bool) -> HeaderValue {
+    let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
+    hex::encode(&trace.0, &mut text[3..35]);
+    hex::encode(&span.0, &mut text[36..52]);
+    text[54] += u8::from(is_sampled);
+    HeaderValue::from_bytes(&text).expect("digits and dashes are a valid header value")
+}
+
+/// `00-TRACE-SPAN-FLAGS`. A later version may say more behind that, which is not understood here.
+impl FromStr for Context {
+    type Err = Invalid;
+
+    fn from_str(given: &str) -> Result<Self, Invalid> {
+        let (head, more) = given.split_at_checked(LENGTH).ok_or(Invalid)?;
+        let mut parts = head.split('-');
+        let mut next = || parts.next().ok_or(Invalid);
+        let [version, trace, span, flags] = [next()?, next()?, next()?, next()?];
+        let is_known = match version {
+            "00" => more.is_empty(),
+            "ff" => false,
+            _ => read::<1>(version).is_some() && (more.is_empty() || more.starts_with('-')),
+        };
+        if !is_known {
+            return Err(Invalid);
+        }
+        Ok(Self {
+            trace: TraceId::parse(trace).ok_or(Invalid)?,
+            parent: Some(SpanId(parse(span).ok_or(Invalid)?)),
+            is_sampled: read::<1>(flags).ok_or(Invalid)?[0] & SAMPLED != 0,
+        })
+    }
+}
+
+/// As a `traceparent`; without a span, that is all zeros.
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parent = SpanId(self.parent.map_or([0; 8], |span| span.0));
+        write!(f, "00-{}-{parent}-0{}", self.trace, u8::from(self.is_sampled))
+    }
+}
+
+impl<'de> Deserialize<'de> for Context {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write(f, &self.0)
+    }
+}
+
+impl fmt::Debug for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write(f, &self.0)
+    }
+}
+
+impl fmt::Debug for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Exactly so many digits, small ones only, and not all zero.
+fn parse<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
+    read(digits).filter(|bytes| *bytes != [0; BYTES])
+}
+
+fn read<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
+    let is_small = !digits.bytes().any(|digit| digit.is_ascii_uppercase());
+    is_small.then(|| hex::decode(digits)).flatten()
+}
+
+fn write(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    let mut text = [0; 32];
+    let text = &mut text[..2 * bytes.len()];
+    hex::encode(bytes, text);
+    f.write_str(std::str::from_utf8(text).expect("digits are ASCII"))
+}
+
+fn random<const BYTES: usize>() -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    while bytes == [0; BYTES] {
+        SystemRandom::new().fill(&mut bytes).expect("the kernel has random numbers");
+    }
+    bytes
+}
+
+/// Of version 00; later ones begin with as much.
+const LENGTH: usize = 55;
+
+/// The one flag of version 00 that is about us.
+const SAMPLED: u8 = 1;
