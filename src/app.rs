@@ -18,7 +18,10 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::base;
 use crate::base::drain::{Drain, Drained};
+use crate::base::metrics::Page;
+use crate::base::metrics::discovery::Target;
 use crate::config::Config;
 use crate::observe::access_log;
 
@@ -53,6 +56,12 @@ impl App {
     /// The run's socket, where the process has one run.
     pub fn socket(&self) -> Option<&Path> {
         self.front.socket()
+    }
+
+    /// What log lines are within, where the process has one run.
+    pub fn log_span(&self) -> tracing::Span {
+        let run = self.socket().and_then(|_| self.runs.list().pop());
+        run.map_or_else(tracing::Span::none, |run| run.log_span())
     }
 
     /// Where runs share a listener, with the port that was chosen for port 0.
@@ -124,7 +133,9 @@ impl App {
             let _ = tokio::task::spawn_blocking(move || worker.join()).await;
         }
         self.runs.access_log().flush();
-        self.runs.finish().await?;
+        let finished = self.runs.finish().await;
+        self.runs.finish_traces().await;
+        finished?;
         tracing::info!("stopped");
         Ok(())
     }
@@ -146,10 +157,14 @@ impl App {
     fn serve_metrics(&mut self) {
         let Some(listener) = self.metrics_listener.take() else { return };
         let runs = self.runs.clone();
-        let scrape = move || runs.scrape();
+        let target = Target {
+            address: self.config.metrics.advertise.clone(),
+            service: self.config.telemetry.service_name.clone(),
+        };
+        let pages = vec![Page::metrics(move || runs.scrape()), Page::discovery(target)];
         let closing = self.tasks.closing().clone();
         self.tasks.spawn(async move {
-            crate::base::metrics::serve(listener, scrape, closing.cancelled()).await;
+            base::metrics::serve(listener, pages, closing.cancelled()).await;
         });
     }
 }

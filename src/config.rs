@@ -23,6 +23,7 @@ use crate::gateway::policy;
 use crate::gateway::rule::Rules;
 use crate::gateway::server;
 use crate::observe::access_log::Destination;
+use crate::observe::trace;
 use crate::run::Identity;
 use crate::upstream;
 use crate::upstream::Kind;
@@ -50,6 +51,7 @@ pub struct Config {
     pub audit: audit::Config,
     pub access_log: Destination,
     pub metrics: Metrics,
+    pub telemetry: trace::Config,
     pub admin: Admin,
     /// Threads that serve connections; each has its own runtime and upstream connections.
     pub workers: usize,
@@ -82,10 +84,12 @@ pub struct Admin {
 }
 
 /// Where Prometheus scrapes; nowhere by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
     pub address: Option<SocketAddr>,
+    /// What `/sd` says, where Prometheus reaches this process at another address than it is asked at.
+    pub advertise: Option<String>,
 }
 
 impl Config {
@@ -134,6 +138,7 @@ impl Config {
             bail!("`WORKERS` is `0`; give at least 1");
         }
         self.server.check()?;
+        self.telemetry.check()?;
         Rules::compile(&self.policy.rules)?;
         Ok(())
     }
@@ -171,6 +176,7 @@ impl Default for Config {
             audit: audit::Config::default(),
             access_log: Destination::default(),
             metrics: Metrics::default(),
+            telemetry: trace::Config::default(),
             admin: Admin::default(),
             workers: 1,
             drain_timeout: Duration::from_secs(8),

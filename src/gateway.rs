@@ -93,6 +93,7 @@ async fn serve(
         Arc::clone(&policy.overwrites),
         &exchange.id,
     );
+    exchange.trace(&mut head);
     let mut call = if route.method() == Method::POST {
         let body = receive::body(route, request.into_body(), &policy.config).await?;
         exchange.received(body.len());

@@ -1,4 +1,4 @@
-//! What operators see of the calls: series for Prometheus, and a line for each request.
+//! What operators see of the runs and their calls: series for Prometheus, a line for each request, and traces.
 //!
 //! **Invariant:** what a client or an upstream chose is bounded and made printable before it gets here
 //! into a label or a line.
@@ -6,3 +6,4 @@
 pub mod access_log;
 pub mod metrics;
 pub mod printable;
+pub mod trace;

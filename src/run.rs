@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::audit::record::Finished;
 use crate::audit::{self, Log};
 use crate::budget::Ledger;
+use crate::observe::trace::Trace;
 
 pub use gate::Gate;
 pub use identity::{Identity, Invalid, NAME_RULE, RequestId, is_name};
@@ -24,6 +25,8 @@ pub struct Run {
     pub audit: Log,
     pub counts: Counts,
     pub gate: Gate,
+    /// The run's place in its trace, if it has one.
+    pub trace: Option<Arc<Trace>>,
 }
 
 /// How many requests were let through and how many were not.
@@ -51,14 +54,39 @@ impl Run {
             audit,
             counts: Counts::default(),
             gate: Gate::default(),
+            trace: None,
         }
     }
 
-    /// Closes the run's record.
+    /// The same run, as a part of a trace.
+    #[must_use]
+    pub fn traced(self, trace: Option<Arc<Trace>>) -> Self {
+        if let Some(trace) = &trace {
+            trace.note("cogni.run.id", &*self.identity.run);
+            trace.note("cogni.run.attempt", &*self.identity.attempt);
+        }
+        Self { trace, ..self }
+    }
+
+    /// What log lines are within that are about the run.
+    pub fn log_span(&self) -> tracing::Span {
+        let trace_id = self.trace.as_ref().map(|trace| tracing::field::display(trace.id()));
+        tracing::info_span!("run", run = self.identity.run, trace_id)
+    }
+
+    /// Closes the run's record, and ends its span.
     ///
     /// # Errors
     /// The log cannot be written.
     pub fn finish(&self) -> Result<(), audit::Error> {
+        if let Some(trace) = &self.trace {
+            let spent = self.ledger.spent();
+            trace.note("gen_ai.usage.input_tokens", spent.input.0);
+            trace.note("gen_ai.usage.output_tokens", spent.output.0);
+            trace.note("cogni.calls.admitted", self.counts.admitted());
+            trace.note("cogni.calls.refused", self.counts.refused());
+            trace.end();
+        }
         self.audit.finish(&Finished {
             spent: self.ledger.spent(),
             admitted: self.counts.admitted(),

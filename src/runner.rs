@@ -17,6 +17,7 @@ mod request;
 mod result;
 pub mod slots;
 pub mod sweep;
+mod traced;
 mod workspace;
 
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span};
 
 use crate::app::Seats;
 use crate::budget::Ledger;
@@ -163,6 +165,9 @@ impl Prepared {
                 Gateway::Container(Box::new(proxy))
             }
         };
+        if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
+            traced::agent(&run, &agent.entry.name);
+        }
         let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
         let sandbox = Sandbox::new(&driver, order.clone())?;
         let (directories, is_agent) = (vec![directory], agent.is_some());
@@ -196,6 +201,15 @@ impl Prepared {
     /// As [`run`](Self::run), for who listens in another way.
     pub async fn run_into<W: AsyncWrite + Unpin>(
         self,
+        output: Output<W>,
+        cancel: CancellationToken,
+    ) -> RunResult {
+        let span = self.gateway.run().map_or_else(Span::none, |run| run.log_span());
+        Box::pin(self.drive(output, cancel)).instrument(span).await
+    }
+
+    async fn drive<W: AsyncWrite + Unpin>(
+        self,
         mut output: Output<W>,
         cancel: CancellationToken,
     ) -> RunResult {
@@ -216,8 +230,10 @@ impl Prepared {
         });
         tracing::info!(run, root = %order.spec.root, "starting the sandbox");
         let here = gateway.run();
+        let trace = here.as_ref().and_then(|run| run.trace.clone());
         let serve = gateway.serve(&signals, stop.clone());
         let live = async {
+            let asked = SystemTime::now();
             let ended = tokio::select! {
                 biased;
                 () = signals.ready.cancelled() => {
@@ -225,6 +241,10 @@ impl Prepared {
                 }
                 cause = until.as_mut() => Ok(Ended { cause: Some(cause), ..Ended::default() }),
             };
+            if let Some(trace) = &trace {
+                traced::sandbox(trace, driver.name(), asked, &ended);
+            }
+            let asked = SystemTime::now();
             // The log is open as long as the gateway serves.
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
@@ -235,6 +255,9 @@ impl Prepared {
                 }
                 _ => None,
             };
+            if let (Some(trace), Some(relayed)) = (&trace, &relayed) {
+                traced::relay(trace, asked, relayed);
+            }
             stop.cancel();
             (ended, relayed)
         };

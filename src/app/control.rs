@@ -150,6 +150,7 @@ fn check_lasting(old: &Config, new: &Config) -> anyhow::Result<()> {
         ("`access_log`", old.access_log != new.access_log),
         ("`admin`", old.admin != new.admin),
         ("`metrics`", old.metrics != new.metrics),
+        ("`telemetry`", old.telemetry != new.telemetry),
         ("`workers`", old.workers != new.workers),
         ("`drain_timeout`", old.drain_timeout != new.drain_timeout),
     ];

@@ -20,6 +20,7 @@ use crate::gateway::policy::{self, Policy};
 use crate::gateway::registry::{Gateways, Registry};
 use crate::observe::access_log;
 use crate::observe::metrics::{self, Metrics};
+use crate::observe::trace::{Trace, Tracer};
 use crate::run::{Run, gate};
 use crate::upstream::Upstream;
 
@@ -38,6 +39,7 @@ struct Host {
     /// One for each worker.
     upstreams: Vec<Arc<Upstream>>,
     metrics: Arc<Metrics>,
+    tracer: Tracer,
     /// For what is of no run; those of the runs go to the same place.
     access_log: access_log::Log,
     registry: Arc<Registry>,
@@ -79,6 +81,10 @@ impl Runs {
             .map(|_| Upstream::new(&config.upstream).map(Arc::new))
             .collect::<io::Result<_>>()
             .context("the upstream's authorities cannot be loaded")?;
+        let provider = config.upstream.kind.name();
+        let metrics = Arc::new(Metrics::new(provider)?);
+        let tracer = Tracer::start(&config.telemetry, provider, metrics.spans())
+            .context("the collector's authorities cannot be loaded")?;
         let nobody = access_log::Identity { run: "-", attempt: "-" };
         Ok(Self(Arc::new(Host {
             base: Mutex::new(base),
@@ -87,7 +93,8 @@ impl Runs {
             drain_timeout: config.drain_timeout,
             max_connections: config.server.max_connections,
             upstreams,
-            metrics: Arc::new(Metrics::new(config.upstream.kind.name())?),
+            metrics,
+            tracer,
             access_log: access_log::Log::open(&config.access_log, &nobody)?,
             registry: Arc::default(),
             open: Mutex::default(),
@@ -224,6 +231,11 @@ impl Runs {
         finished
     }
 
+    /// Sends the last spans, when the runs are finished.
+    pub(super) async fn finish_traces(&self) {
+        self.0.tracer.finish().await;
+    }
+
     /// Everything there is to scrape.
     pub(super) fn scrape(&self) -> Vec<u8> {
         for gateways in self.0.registry.all() {
@@ -258,10 +270,11 @@ impl Host {
         let name = config.identity.run.clone();
         let _turn = self.turn(&name)?;
         let policy = control::compile_like(policy, &config)?;
-        let (audit, recovered) = open_audit(&config, &policy)?;
+        let trace = self.tracer.trace(config.identity.trace());
+        let (audit, recovered) = open_audit(&config, &policy, trace.as_deref())?;
         let past = Past { spent: recovered.spent, age: recovered.age };
         let ledger = Ledger::new(config.budget.clone(), past);
-        let run = Arc::new(Run::new(config.identity.clone(), ledger, audit));
+        let run = Arc::new(Run::new(config.identity.clone(), ledger, audit).traced(trace));
         let policy = Arc::new(policy::Live::from_pointee(policy));
         let gateways = self.gateways(&run, &policy);
         flush(Arc::clone(&run), &gateways[0].tasks);
@@ -283,7 +296,11 @@ impl Host {
     fn gateways(&self, run: &Arc<Run>, policy: &Arc<policy::Live>) -> Gateways {
         let identity =
             access_log::Identity { run: &run.identity.run, attempt: &run.identity.attempt };
-        let access_log = Arc::new(self.access_log.for_run(&identity));
+        let access_log = self.access_log.for_run(&identity);
+        let access_log = Arc::new(match &run.trace {
+            Some(trace) => access_log.within(trace.id()),
+            None => access_log,
+        });
         let metrics = self.metrics.run(&run.identity.run, &run.ledger);
         let tasks = self.tasks.part();
         let gateway = |upstream: &Arc<Upstream>| {
@@ -349,7 +366,11 @@ impl Drop for Turn<'_> {
     }
 }
 
-fn open_audit(config: &Config, policy: &Policy) -> anyhow::Result<(audit::Log, Recovered)> {
+fn open_audit(
+    config: &Config,
+    policy: &Policy,
+    trace: Option<&Trace>,
+) -> anyhow::Result<(audit::Log, Recovered)> {
     let started = Started {
         run: config.identity.run.clone(),
         attempt: config.identity.attempt.clone(),
@@ -357,6 +378,7 @@ fn open_audit(config: &Config, policy: &Policy) -> anyhow::Result<(audit::Log, R
         version: env!("CARGO_PKG_VERSION").to_owned(),
         policy: config.digest(),
         prices: policy.prices.digest().to_owned(),
+        trace: trace.map(|trace| trace.id().to_string()),
     };
     let (log, recovered) = audit::Log::open(&config.audit, &started)?;
     if recovered.resumed {

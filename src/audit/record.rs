@@ -33,6 +33,9 @@ pub struct Started {
     pub policy: String,
     /// Hash of the price table.
     pub prices: String,
+    /// The W3C id of the trace that the run is part of; a call's span in it is the end of its request's id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
 }
 
 /// Written when an operator has changed what a run is judged by.

@@ -3,12 +3,13 @@
 //! **Invariant:** the listener answers whoever reaches it, so it is bound where only operators can:
 //! never on a socket that is mounted into a sandbox.
 
+pub mod discovery;
 mod listener;
 mod process;
 
 use prometheus::{Registry, TextEncoder};
 
-pub use listener::serve;
+pub use listener::{Page, serve};
 pub use process::Process;
 
 /// Everything in the registry, as Prometheus text exposition 0.0.4.

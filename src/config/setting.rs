@@ -10,8 +10,10 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::Config;
 use crate::base::secret::Secret;
+use crate::base::trace;
 use crate::body::Capability;
 use crate::budget::{Nanodollars, Tokens};
+use crate::observe::trace::collector;
 use crate::run::{NAME_RULE, is_name};
 
 /// One setting: how it is called, what it is for, and how it changes the configuration.
@@ -131,6 +133,16 @@ pub const SETTINGS: &[Setting] = &[
         |config, given| {
             config.identity.metadata = serde_json::from_str(given)
                 .map_err(|_| "give one JSON object, such as {\"graph_id\":\"g1\"}")?;
+            Ok(())
+        },
+    ),
+    text(
+        "TRACEPARENT",
+        "TRACEPARENT",
+        "The span that the run is part of [default: none, or the trace existing_trace_id]",
+        |config, given| {
+            config.identity.trace =
+                Some(given.parse().map_err(|error: trace::Invalid| error.to_string())?);
             Ok(())
         },
     ),
@@ -277,6 +289,43 @@ pub const SETTINGS: &[Setting] = &[
         );
         Ok(())
     }),
+    text(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "URL",
+        "The OpenTelemetry collector that is sent spans, over HTTP [default: none]",
+        |config, given| {
+            let address = given.parse().map_err(|error: collector::Invalid| error.to_string())?;
+            config.telemetry.otlp_endpoint = Some(address);
+            Ok(())
+        },
+    ),
+    secret(
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "File with what is sent to the collector, name=value,…",
+        |config, given| {
+            config.telemetry.otlp_headers = Secret::new(given);
+            Ok(())
+        },
+    ),
+    text(
+        "OTEL_SERVICE_NAME",
+        "NAME",
+        "Who we are in spans [default: cogni-gateway]",
+        |config, given| {
+            config.telemetry.service_name = name(given)?;
+            Ok(())
+        },
+    ),
+    text(
+        "OTEL_TRACES_SAMPLER_ARG",
+        "SHARE",
+        "How many of the runs without a TRACEPARENT are traced [default: 1.0]",
+        |config, given| {
+            let share = given.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+            config.telemetry.sample_ratio = share.ok_or("give a share from 0 to 1")?;
+            Ok(())
+        },
+    ),
     text("ADMIN_SOCKET_PATH", "PATH", "The operator's socket [default: none]", |config, given| {
         config.admin.socket_path = Some(given.into());
         Ok(())
@@ -305,6 +354,7 @@ const OF_ONE_RUN: &[&str] = &[
     "ATTEMPT",
     "BILLING_ACCOUNT_ID",
     "LITELLM_METADATA_JSON",
+    "TRACEPARENT",
     "AUDIT_LOG_PATH",
 ];
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::Config;
-use crate::base::tls;
+use crate::base::{tls, trace};
 use crate::budget::Limits;
 use crate::run::Identity;
 use crate::upstream::Kind;
@@ -49,6 +49,9 @@ pub struct RunSpec {
     pub account: String,
     #[serde(default)]
     pub metadata: Map<String, Value>,
+    /// The span that the run is part of, as a W3C `traceparent`.
+    #[serde(default)]
+    pub traceparent: Option<trace::Context>,
     /// What it says wins over `[budget]`.
     #[serde(default)]
     pub budget: Limits,
@@ -99,11 +102,11 @@ impl RunSpec {
     /// # Errors
     /// A name that is not valid, or missing.
     pub fn within(self, base: &Config, audit_dir: Option<&Path>) -> anyhow::Result<Config> {
-        let Self { run_id, attempt, account, metadata, budget } = self;
+        let Self { run_id, attempt, account, metadata, traceparent, budget } = self;
         if base.upstream.kind == Kind::Litellm && account.is_empty() {
             bail!("run `{run_id}` has no `account`; LiteLLM bills it as the end user");
         }
-        let identity = Identity { run: run_id, attempt, account, metadata };
+        let identity = Identity { run: run_id, attempt, account, metadata, trace: traceparent };
         identity.check()?;
         let mut config = Config { budget: budget.or(&base.budget), ..base.clone() };
         config.audit.path = audit_dir.map(|folder| folder.join(file_name(&identity.run)));

@@ -23,11 +23,12 @@ use crate::body::{Call, What};
 use crate::budget::{Amount, Nanodollars, Reservation, Source, Tokens, Usage};
 use crate::observe::access_log::Line;
 use crate::observe::metrics::{self, InFlight};
+use crate::observe::trace;
 use crate::protocol::{Protocol, Route};
 use crate::run::RequestId;
 use crate::stream::{Allowance, Finish, Format, Observer, UsageChunk};
 use crate::upstream;
-use crate::upstream::headers::{self, Facts};
+use crate::upstream::headers::{self, Facts, Outgoing};
 
 pub use followed::{Broken, Followed};
 
@@ -129,6 +130,15 @@ impl Exchange {
 
     pub(super) fn received(&mut self, request_bytes: u64) {
         self.request_bytes = request_bytes;
+    }
+
+    /// Tells the upstream which span of the run's trace the call is.
+    pub(super) fn trace(&self, head: &mut Outgoing) {
+        if let Some(trace) = &self.gateway.run.trace
+            && self.policy.config.headers.traceparent
+        {
+            head.trace(trace.traceparent(&self.id.span()));
+        }
     }
 
     /// By what the call is judged.
@@ -359,13 +369,13 @@ impl Exchange {
         });
     }
 
-    /// Tells those who watch: the metrics, where a call was made, and the access log.
+    /// Tells those who watch: the metrics and the trace, where a call was made, and the access log.
     fn tell(&self, usage: Option<Usage>) {
         let duration = self.started.elapsed();
         let (call_id, cost) =
             (text(self.facts.call_id.as_ref()), text(self.facts.response_cost.as_ref()));
         if let (Some(usage), Some(route)) = (&usage, self.route) {
-            self.gateway.metrics.settled(&metrics::Settled {
+            let settled = metrics::Settled {
                 route,
                 model: &self.metered_model(),
                 status: self.status,
@@ -377,7 +387,17 @@ impl Exchange {
                 first_byte: self.first_byte,
                 duration,
                 is_stream: self.is_stream,
-            });
+            };
+            self.gateway.metrics.settled(&settled);
+            if let Some(trace) = &self.gateway.run.trace {
+                trace.call(&trace::Call {
+                    span: self.id.span(),
+                    request_id: self.id.as_str(),
+                    model: self.model.as_deref(),
+                    code: self.code,
+                    settled: &settled,
+                });
+            }
         }
         self.gateway.access_log.write(&Line {
             time: SystemTime::now(),

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer};
 
+use crate::base::trace::TraceId;
 use crate::observe::printable::Printable;
 
 pub use line::{KEYS, Line};
@@ -35,6 +36,8 @@ use writer::Writer;
 pub struct Log {
     /// `runId=… attempt=…`, the part of each line that never changes.
     identity: Arc<str>,
+    /// The trace that the run is part of, or `-`.
+    trace: Arc<str>,
     destination: Destination,
     writer: Option<Arc<Writer>>,
 }
@@ -74,7 +77,8 @@ impl Log {
     pub fn open(destination: &Destination, identity: &Identity<'_>) -> Result<Self, Error> {
         let start = |output| Writer::start(output).map(Arc::new).map_err(Error::Thread);
         let writer = destination.open()?.map(start).transpose()?;
-        Ok(Self { identity: identity.prefix(), destination: destination.clone(), writer })
+        let (identity, trace) = (identity.prefix(), NO_TRACE.into());
+        Ok(Self { identity, trace, destination: destination.clone(), writer })
     }
 
     /// A log for another run, to the same destination.
@@ -83,10 +87,16 @@ impl Log {
         Self { identity: identity.prefix(), ..self.clone() }
     }
 
+    /// The same log of a run that is part of a trace.
+    #[must_use]
+    pub fn within(self, trace: &TraceId) -> Self {
+        Self { trace: trace.to_string().into(), ..self }
+    }
+
     /// Appends a line. Never waits for the destination.
     pub fn write(&self, line: &Line<'_>) {
         if let Some(writer) = &self.writer {
-            writer.append(|buffer| line.append_to(&self.identity, buffer));
+            writer.append(|buffer| line.append_to(&self.identity, &self.trace, buffer));
         }
     }
 
@@ -166,6 +176,9 @@ impl Identity<'_> {
         format!("runId={} attempt={}", Printable(run).text(), Printable(attempt).text()).into()
     }
 }
+
+/// As a line shows what there is not.
+const NO_TRACE: &str = "-";
 
 /// Readable for the group that collects logs, for nobody else.
 const MODE: u32 = 0o640;

@@ -1,12 +1,14 @@
 //! What operators see: per run, per model, and for the process as a whole (G12).
 //!
-//! Three kinds of series, kept apart on purpose:
+//! Four kinds of series, kept apart on purpose:
 //! - **Totals** carry only labels with a handful of values and never go away: rates and alerts are
 //!   made from these.
 //! - **Run** series carry `run`. They are counters and gauges, about fifteen a run, exist for at most
 //!   [`MAX_RUNS`] runs at a time and go away [`RETENTION`] after the run ends.
 //! - **Model** series carry the model. The histograms are here. At most [`MAX_MODELS`] models have
 //!   series of their own; the rest share `other`.
+//! - **Service** series are about the runs themselves, by agent: at most [`MAX_AGENTS`] of the catalog's have series of
+//!   their own, and what is not in the catalog is `other`.
 //!
 //! Every family is in [`table`], with its labels and what it means.
 //!
@@ -16,6 +18,7 @@ mod collect;
 mod count;
 mod model;
 mod run;
+mod service;
 pub mod table;
 mod totals;
 
@@ -27,15 +30,17 @@ use prometheus::Registry;
 use crate::audit::record::Outcome;
 use crate::base;
 use crate::budget::{Ledger, Nanodollars, Usage};
-
+use crate::observe::trace;
 use crate::protocol::Route;
 
-pub use model::{MAX_MODELS, Model};
+pub use model::{MAX_MODELS, Model, operation_name};
 pub use run::{InFlight, MAX_RUNS, Run};
+pub use service::{Live, MAX_AGENTS};
 
 use collect::Collected;
 use model::Models;
 use run::Runs;
+use service::Service;
 use totals::Totals;
 
 /// All metrics of a process. One per process, shared by every run.
@@ -44,6 +49,7 @@ pub struct Metrics {
     registry: Registry,
     runs: Arc<Runs>,
     totals: Arc<Totals>,
+    service: Service,
 }
 
 /// A call that was admitted and has ended, whatever became of it.
@@ -66,7 +72,8 @@ pub struct Settled<'a> {
 }
 
 impl Settled<'_> {
-    fn is_success(&self) -> bool {
+    /// Whether it was answered, whole and well.
+    pub(super) fn is_success(&self) -> bool {
         self.outcome == Outcome::Completed && self.status < 400
     }
 }
@@ -98,7 +105,10 @@ impl Metrics {
         let runs = Arc::new(Runs::new(Arc::clone(&totals), Arc::clone(&models)));
         registry.register(Box::new(Collected::new(table::MODEL, models)?))?;
         registry.register(Box::new(Collected::new(table::RUN, Arc::clone(&runs))?))?;
-        Ok(Self { registry, runs, totals })
+        let service = Service::new(&registry)?;
+        let agents = Arc::clone(&service.agents);
+        registry.register(Box::new(Collected::new(table::AGENT, agents)?))?;
+        Ok(Self { registry, runs, totals, service })
     }
 
     /// The handle of a run, made on first sight. `budget` is read at each scrape.
@@ -137,6 +147,56 @@ impl Metrics {
     /// Tells how many lines the access log has lost so far, in all.
     pub fn access_log_lost(&self, lines: u64) {
         self.totals.access_log_lost(lines);
+    }
+
+    /// Where what becomes of spans is counted.
+    pub fn spans(&self) -> trace::Counts {
+        self.totals.spans.clone()
+    }
+
+    /// Gives the agents of the catalog series of their own, from zero on.
+    pub fn know_agents<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        names.into_iter().for_each(|name| self.service.agents.know(name));
+    }
+
+    /// Counts a run as live for as long as what this returns lives.
+    pub fn sandbox_started(&self, agent: &str) -> Live {
+        self.service.agents.started(agent)
+    }
+
+    /// Counts a run that has ended; `outcome` is `ok` or one of our own codes.
+    pub fn sandbox_ended(&self, agent: &str, outcome: &'static str, duration: Duration) {
+        self.service.agents.ended(agent, outcome, duration);
+    }
+
+    /// Counts how long a sandbox took from being asked for to its program's start.
+    pub fn sandbox_start(&self, driver: &'static str, took: Duration) {
+        self.service.sandbox_start(driver, took);
+    }
+
+    /// Counts a run's work that was judged, by the word for the verdict.
+    pub fn relay_delivered(&self, verdict: &'static str) {
+        self.service.delivered(verdict);
+    }
+
+    /// Counts a run that was asked for and not begun, by one of our own codes.
+    pub fn admission_refused(&self, code: &'static str) {
+        self.service.turned_away(code);
+    }
+
+    /// Tells how many calls, and calls of how many runs, should have a receipt by now and have none.
+    pub fn unreceipted(&self, calls: u64, runs: u64) {
+        self.service.unreceipted(calls, runs);
+    }
+
+    /// Counts events of runs that a watcher will not see.
+    pub fn events_dropped(&self, events: u64) {
+        self.service.events_dropped(events);
+    }
+
+    /// What a database is given to tell of each of its writes.
+    pub fn state_writes(&self) -> impl FnMut(Duration, bool) + Send + use<> {
+        self.service.state_writes()
     }
 
     /// The whole as Prometheus text.

@@ -6,6 +6,8 @@ use http::HeaderValue;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use crate::base::trace::{Context, SpanId, TraceId};
+
 /// What the host says about a run. None of it comes from the sandbox.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Identity {
@@ -15,6 +17,8 @@ pub struct Identity {
     pub account: String,
     /// Further facts for LiteLLM's spend logs: `graph_id` and the tracing fields.
     pub metadata: Map<String, Value>,
+    /// The span that the run is part of.
+    pub trace: Option<Context>,
 }
 
 /// The id of one request. The upstream learns it as the call id, so it joins all records.
@@ -44,6 +48,13 @@ impl Identity {
         invalid.map_or(Ok(()), |(what, given)| Err(Invalid { what, given: given.clone() }))
     }
 
+    /// The trace that the run is part of: the one it was given, else the one that LiteLLM is told of, where that has a
+    /// name that all can read.
+    pub fn trace(&self) -> Option<Context> {
+        let told = || self.metadata.get("existing_trace_id")?.as_str().and_then(TraceId::parse);
+        self.trace.or_else(|| told().map(|trace| Context::root(trace, true)))
+    }
+
     /// The run's metadata as LiteLLM reads it, in ASCII so that a header can hold it.
     pub fn spend_logs_metadata(&self) -> String {
         let attempt = self
@@ -67,6 +78,13 @@ impl RequestId {
 
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).expect("a uuid is written in ASCII")
+    }
+
+    /// The request as a span of its run's trace: the id's last 16 digits, which hold what is random about it.
+    pub fn span(self) -> SpanId {
+        let bytes = Uuid::try_parse_ascii(&self.0).expect("it was written by one").into_bytes();
+        let last = bytes.last_chunk().expect("a uuid has 16 bytes");
+        SpanId::new(*last).expect("a uuid's variant is not zero")
     }
 
     pub fn to_header(self) -> HeaderValue {

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::agent::place;
 use super::{Agent, Message, Order};
+use crate::base::trace;
 use crate::budget;
 use crate::catalog::{Catalog, Entry, Maker, Setup};
 use crate::config::Config;
@@ -62,6 +63,8 @@ pub struct Llm {
     pub account: Option<String>,
     pub attempt: Option<String>,
     pub metadata: Option<Map<String, Value>>,
+    /// The span that the run is part of, as a W3C `traceparent`.
+    pub traceparent: Option<trace::Context>,
     /// The model's name, which the program finds in `COGNI_MODEL`.
     pub model: Option<String>,
     /// The models that there are, for an agent that is to know; those that its entry allows come before them.
@@ -126,7 +129,7 @@ impl Request {
 
     /// Tells the gateway's configuration what it is told here.
     pub fn configure(&self, config: &mut Config) {
-        let Llm { account, attempt, metadata, budget, .. } = &self.llm;
+        let Llm { account, attempt, metadata, traceparent, budget, .. } = &self.llm;
         let identity = &mut config.identity;
         let set = |to: &mut String, from: &Option<String>| {
             if let Some(from) = from {
@@ -139,6 +142,7 @@ impl Request {
         if let Some(metadata) = metadata {
             identity.metadata.clone_from(metadata);
         }
+        identity.trace = traceparent.or(identity.trace);
         config.budget = budget.clone().or(&config.budget);
     }
 
@@ -260,6 +264,7 @@ impl Llm {
             account: self.account.or(below.account),
             attempt: self.attempt.or(below.attempt),
             metadata: self.metadata.or(below.metadata),
+            traceparent: self.traceparent.or(below.traceparent),
             model: self.model.or(below.model),
             models: if self.models.is_empty() { below.models } else { self.models },
             budget: self.budget.or(&below.budget),

@@ -25,6 +25,8 @@ pub struct Config {
     pub queries: Vec<String>,
     /// Sent as `x-litellm-tags`.
     pub tags: Vec<String>,
+    /// Whether the upstream is told of the run's trace, where the run is part of one.
+    pub traceparent: bool,
     /// Whether the client may see `x-litellm-response-cost`.
     pub expose_response_cost: bool,
 }
@@ -132,6 +134,11 @@ impl Outgoing {
     /// Adds a header that is none of ours: a rule of the operator has seen to that.
     pub fn push(&mut self, name: HeaderName, value: HeaderValue) {
         self.fields.push((name, value));
+    }
+
+    /// Says which span the call is.
+    pub fn trace(&mut self, traceparent: HeaderValue) {
+        self.fields.push((TRACEPARENT, traceparent));
     }
 
     /// The head as HTTP/1.1 text, with the length of the body that follows.
@@ -249,6 +256,7 @@ impl Default for Config {
             // Claude Code asks for `/v1/messages?beta=true`.
             queries: vec!["beta=true".to_owned()],
             tags: vec![],
+            traceparent: true,
             expose_response_cost: false,
         }
     }
@@ -274,6 +282,7 @@ const ANTHROPIC_BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 const OPENAI_BETA: HeaderName = HeaderName::from_static("openai-beta");
 const CALL_ID: HeaderName = HeaderName::from_static("x-litellm-call-id");
 const RESPONSE_COST: HeaderName = HeaderName::from_static("x-litellm-response-cost");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The API demands a version; this one has been valid from the start.
 const OLDEST_ANTHROPIC_VERSION: &str = "2023-06-01";

@@ -36,8 +36,8 @@ fn a_line_reads_as_documented() {
     };
     let refused = Line { route: None, status: 404, method: "GET", outcome: "not_found", ..bare() };
     insta::assert_snapshot!(written(&[full, refused]), @r"
-    time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 bytes=48211 request_bytes=2048 model=openai/gpt-5-mini request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=0199c0de-0000-7000-8000-000000000001 litellm_response_cost=5.025e-05 upstream_time=4.012 first_byte_time=0.451 request_time=4.030 usage_input=1200 usage_output=180 usage_source=provider outcome=completed
-    time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=GET uri=- status=404 bytes=0 request_bytes=2048 model=- request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=4.030 usage_input=- usage_output=- usage_source=- outcome=not_found
+    time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 bytes=48211 request_bytes=2048 model=openai/gpt-5-mini request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=0199c0de-0000-7000-8000-000000000001 litellm_response_cost=5.025e-05 upstream_time=4.012 first_byte_time=0.451 request_time=4.030 usage_input=1200 usage_output=180 usage_source=provider outcome=completed trace_id=-
+    time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=GET uri=- status=404 bytes=0 request_bytes=2048 model=- request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=4.030 usage_input=- usage_output=- usage_source=- outcome=not_found trace_id=-
     ");
 }
 

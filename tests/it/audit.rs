@@ -86,6 +86,7 @@ fn started() -> Started {
         version: "0.1.0".into(),
         policy: "9f86d081".into(),
         prices: "8d969eef".into(),
+        trace: None,
     }
 }
 

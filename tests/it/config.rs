@@ -88,6 +88,7 @@ fn a_wrong_value_names_its_variable_and_what_is_allowed() {
     `ATTEMPT` is `first try`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     `BILLING_ACCOUNT_ID` is `acct=1`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     `LITELLM_METADATA_JSON` is `[]`; give one JSON object, such as {"graph_id":"g1"}
+    `TRACEPARENT` is `0af7651916cd43dd8448eb211c80319c`; give a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
     `LITELLM_HOST` is `http://litellm:4000/v1`; give host:port, http://host:port, https://host[:port] or h2c://host:port
     `UPSTREAM_KIND` is `azure`; give litellm, openai or anthropic
     `CAPABILITIES` is `web_search,everything`; give some of web_search, web_fetch, code_interpreter, computer_use, file_search, image_generation, remote_mcp, remote_media, file_ids, stored_state, background, containers, unknown_tools
@@ -104,6 +105,10 @@ fn a_wrong_value_names_its_variable_and_what_is_allowed() {
     `UNKNOWN_PRICE` is `free`; give reject or tokens_only
     `AUDIT_DURABILITY` is `always`; give os, group or fsync
     `METRICS_ADDR` is `localhost:9100`; give an IP address and a port, such as 127.0.0.1:9100
+    `OTEL_EXPORTER_OTLP_ENDPOINT` is `collector:4318`; give a URL, such as http://collector:4318
+    `OTEL_EXPORTER_OTLP_HEADERS` is not valid; give name=value pairs with commas between them
+    `OTEL_SERVICE_NAME` is `my gateway`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
+    `OTEL_TRACES_SAMPLER_ARG` is `2`; give a share from 0 to 1
     `WORKERS` is `0`; give a whole number from 1 to 4294967295
     `DRAIN_TIMEOUT_SECONDS` is `soon`; give a whole number
     "#);
@@ -178,7 +183,7 @@ fn a_file_is_understood_as_a_whole_or_not_at_all() {
       |
     1 | max_turns = 1
       | ^^^^^^^^^
-    unknown field `max_turns`, expected one of `listen`, `shared`, `server`, `upstream`, `budget`, `prices`, `policy`, `audit`, `access_log`, `metrics`, `admin`, `workers`, `drain_timeout`
+    unknown field `max_turns`, expected one of `listen`, `shared`, `server`, `upstream`, `budget`, `prices`, `policy`, `audit`, `access_log`, `metrics`, `telemetry`, `admin`, `workers`, `drain_timeout`
     ");
     insta::assert_snapshot!(error("[budget]\nmax_turnz = 1"), @r"
     `[file]` is not a valid configuration: TOML parse error at line 2, column 1
@@ -282,6 +287,7 @@ const EXAMPLES: &[(&str, &str, Option<&str>)] = &[
     ("ATTEMPT", "3", None),
     ("BILLING_ACCOUNT_ID", "acct-9", None),
     ("LITELLM_METADATA_JSON", r#"{"graph_id":"g"}"#, None),
+    ("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", None),
     ("LITELLM_HOST", "https://llm:8443", Some("[upstream]\nurl = 'https://llm:8443'")),
     ("LITELLM_MASTER_KEY", "sk-other", None),
     ("UPSTREAM_KIND", "openai", Some("[upstream]\nkind = 'openai'")),
@@ -309,6 +315,14 @@ const EXAMPLES: &[(&str, &str, Option<&str>)] = &[
     ("AUDIT_SIGNING_KEY", "00", None),
     ("ACCESS_LOG_PATH", "/a.log", Some("access_log = '/a.log'")),
     ("METRICS_ADDR", "127.0.0.1:9", Some("[metrics]\naddress = '127.0.0.1:9'")),
+    (
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "http://otel:4318/",
+        Some("[telemetry]\notlp_endpoint = 'http://otel:4318/v1/traces'"),
+    ),
+    ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x,x-team=a", None),
+    ("OTEL_SERVICE_NAME", "llm", Some("[telemetry]\nservice_name = 'llm'")),
+    ("OTEL_TRACES_SAMPLER_ARG", "0.5", Some("[telemetry]\nsample_ratio = 0.5")),
     ("ADMIN_SOCKET_PATH", "/run/a.sock", Some("[admin]\nsocket_path = '/run/a.sock'")),
     ("WORKERS", "7", Some("workers = 7")),
     ("DRAIN_TIMEOUT_SECONDS", "7", Some("drain_timeout = '7s'")),
@@ -322,6 +336,7 @@ const WRONG: &[(&str, &str)] = &[
     ("ATTEMPT", "first try"),
     ("BILLING_ACCOUNT_ID", "acct=1"),
     ("LITELLM_METADATA_JSON", "[]"),
+    ("TRACEPARENT", "0af7651916cd43dd8448eb211c80319c"),
     ("LITELLM_HOST", "http://litellm:4000/v1"),
     ("UPSTREAM_KIND", "azure"),
     ("CAPABILITIES", "web_search,everything"),
@@ -338,6 +353,10 @@ const WRONG: &[(&str, &str)] = &[
     ("UNKNOWN_PRICE", "free"),
     ("AUDIT_DURABILITY", "always"),
     ("METRICS_ADDR", "localhost:9100"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
+    ("OTEL_EXPORTER_OTLP_HEADERS", "sk-secret"),
+    ("OTEL_SERVICE_NAME", "my gateway"),
+    ("OTEL_TRACES_SAMPLER_ARG", "2"),
     ("WORKERS", "0"),
     ("DRAIN_TIMEOUT_SECONDS", "soon"),
 ];

@@ -13,3 +13,4 @@ mod repository;
 mod root;
 mod rootless;
 mod sandboxed;
+mod traced;

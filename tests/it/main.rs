@@ -45,3 +45,4 @@ mod stream;
 mod support;
 mod tidy;
 mod token;
+mod trace;

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use cogni_gateway::audit::Lag;
 use cogni_gateway::audit::record::Outcome;
 use cogni_gateway::base;
+use cogni_gateway::base::metrics::Page;
+use cogni_gateway::base::metrics::discovery::Target;
 use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Source, Tokens, Usage};
 use cogni_gateway::observe::metrics::table::{Family, Kind};
 use cogni_gateway::observe::metrics::{
-    MAX_MODELS, MAX_RUNS, Metrics, Model, Refused, Run, Settled,
+    Live, MAX_AGENTS, MAX_MODELS, MAX_RUNS, Metrics, Model, Refused, Run, Settled,
 };
 use cogni_gateway::protocol::Route;
 use proptest::prelude::*;
@@ -139,6 +141,55 @@ fn the_number_of_runs_with_series_is_bounded() {
     assert_eq!(sample(&text, "cogni_gateway_runs"), 10_000);
     assert_eq!(sample(&text, "cogni_gateway_run_series_dropped_total"), 1);
     assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="gone"}"#), 1);
+}
+
+/// G12: two thousand runs of a service, a hundred at a time, leave no series of theirs behind, and while they are served
+/// each has a few.
+#[test]
+fn two_thousand_runs_leave_no_series() {
+    let metrics = Metrics::new("litellm").unwrap();
+    metrics.know_agents(["sandbox:agent"]);
+    let (begun, budget) = (Instant::now(), unlimited());
+    let one_run = |name: &str| {
+        let (live, run) = (metrics.sandbox_started("sandbox:agent"), metrics.run(name, &budget));
+        run.settled(&call(&run.model("m"), &usage(10, 2)));
+        run.refused(&Refused { route: None, code: "turn_budget_exhausted", status: 429 });
+        metrics.sandbox_ended("sandbox:agent", "ok", Duration::from_secs(1));
+        metrics.retire(name, begun);
+        drop(live);
+    };
+    one_run("first");
+    metrics.sweep(begun);
+    let before = text(&metrics).lines().count();
+    for hundred in 0..20 {
+        for run in 0..100 {
+            one_run(&format!("run-{hundred}-{run}"));
+        }
+        let during = text(&metrics).lines().count();
+        assert!(during - before < 100 * 20, "{} lines of a hundred runs", during - before);
+        metrics.sweep(begun);
+    }
+    let text = text(&metrics);
+    assert_eq!(text.lines().count(), before, "{text}");
+    let ended = r#"sandbox_runs_total{agent="sandbox:agent",outcome="ok"}"#;
+    assert_eq!(sample(&text, ended), 2001);
+    assert_eq!(sample(&text, r#"sandbox_runs_live{agent="sandbox:agent"}"#), 0);
+}
+
+/// G12: agents have series by the catalog's word, not by whoever asks for one.
+#[test]
+fn the_number_of_agents_with_series_is_bounded() {
+    let metrics = Metrics::new("litellm").unwrap();
+    drop(metrics.sandbox_started("asked-for"));
+    let catalog: Vec<_> = (0..=MAX_AGENTS).map(|agent| format!("agent-{agent:02}")).collect();
+    metrics.know_agents(catalog.iter().map(String::as_str));
+    metrics.sandbox_ended("asked-for", "ok", Duration::from_secs(1));
+    metrics.sandbox_ended("agent-64", "ok", Duration::from_secs(1));
+    let text = text(&metrics);
+    let agents = text.lines().filter(|line| line.starts_with("sandbox_runs_live{")).count();
+    assert_eq!(agents, MAX_AGENTS + 1);
+    assert_eq!(sample(&text, r#"sandbox_runs_total{agent="other",outcome="ok"}"#), 2);
+    assert!(!text.contains("asked-for") && !text.contains("agent-64"));
 }
 
 /// G12: model series are bounded, and a name that only a client vouches for makes none.
@@ -345,6 +396,23 @@ async fn the_listener_serves_metrics_and_health_and_nothing_else() {
     scrapes.stop().await;
 }
 
+/// G12: whoever can scrape can ask what there is to scrape, in the words of Prometheus' http_sd.
+#[tokio::test]
+async fn a_process_tells_where_it_is_scraped() {
+    let scrapes = Scrapes::start(Vec::new).await;
+    let answer = scrapes.ask("GET /sd HTTP/1.1\r\nHost: elsewhere.example:1\r\n\r\n").await;
+    let answer = answer.replace(&scrapes.address.port().to_string(), "PORT");
+    insta::assert_snapshot!(answer, @r#"
+    HTTP/1.1 200 OK
+    content-type: application/json
+    connection: close
+    content-length: 99
+
+    [{"targets":["127.0.0.1:PORT"],"labels":{"instance":"127.0.0.1:PORT","service":"cogni-gateway"}}]
+    "#);
+    scrapes.stop().await;
+}
+
 /// G14: idle connections take up every place for a few seconds, then the next scrape is answered.
 /// The clock stands still but for timeouts that nothing else could end.
 #[tokio::test(start_paused = true)]
@@ -372,6 +440,7 @@ async fn a_panic_while_rendering_is_an_answer() {
 pub(crate) struct Busy {
     run: Arc<Run>,
     model: Arc<Model>,
+    _live: Live,
 }
 
 /// Something in every family.
@@ -412,7 +481,24 @@ pub(crate) fn a_busy_morning(metrics: &Metrics) -> Busy {
     run.client_gone();
     metrics.access_log_lost(3);
     metrics.access_log_lost(5);
-    Busy { run, model }
+    Busy { run, model, _live: a_service(metrics) }
+}
+
+/// What a service counts beside its calls.
+fn a_service(metrics: &Metrics) -> Live {
+    metrics.know_agents(["sandbox:agent", "sandbox:openclaw"]);
+    metrics.sandbox_start("docker", Duration::from_millis(420));
+    metrics.sandbox_ended("sandbox:agent", "ok", Duration::from_secs(42));
+    metrics.sandbox_ended("sandbox:agent", "timeout", Duration::from_mins(10));
+    metrics.sandbox_ended("of-no-catalog", "ok", Duration::from_secs(3));
+    metrics.relay_delivered("accept");
+    metrics.admission_refused("too_many_runs");
+    metrics.unreceipted(3, 2);
+    metrics.events_dropped(1);
+    let mut writes = metrics.state_writes();
+    writes(Duration::from_millis(3), true);
+    writes(Duration::from_millis(80), false);
+    metrics.sandbox_started("sandbox:agent")
 }
 
 fn call<'a>(model: &'a Model, usage: &'a Usage) -> Settled<'a> {
@@ -503,7 +589,9 @@ impl Scrapes {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async { drop(stopped.await) };
-        let served = Handle::current().spawn(base::metrics::serve(listener, render, shutdown));
+        let target = Target { address: None, service: "cogni-gateway".to_owned() };
+        let pages = vec![Page::metrics(render), Page::discovery(target)];
+        let served = Handle::current().spawn(base::metrics::serve(listener, pages, shutdown));
         Self { address, stop, served }
     }
 

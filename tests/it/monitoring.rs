@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cogni_gateway::base;
+use cogni_gateway::base::metrics::Page;
+use cogni_gateway::base::metrics::discovery::Target;
 use cogni_gateway::observe::access_log::KEYS;
 use cogni_gateway::observe::metrics::Metrics;
 use cogni_gateway::observe::metrics::table::{Family, Kind};
@@ -90,7 +92,7 @@ fn promtool_accepts_what_ships() {
     promtool(&["test", "rules", "tests/fixtures/alerts_test.yaml"]);
 }
 
-/// G12: a real Prometheus scrapes us, and every panel of the dashboard shows something.
+/// G12: a real Prometheus finds us by http_sd and scrapes us, and every panel of the dashboard shows something.
 #[test]
 fn every_panel_shows_what_a_real_prometheus_has_scraped() {
     let metrics = Metrics::new("litellm").unwrap();
@@ -99,9 +101,18 @@ fn every_panel_shows_what_a_real_prometheus_has_scraped() {
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let target = listener.local_addr().unwrap();
     let text = metrics.render();
-    runtime.spawn(base::metrics::serve(listener, move || text.clone(), std::future::pending()));
+    let pages = vec![
+        Page::metrics(move || text.clone()),
+        Page::discovery(Target { address: None, service: "gateway-of-a-test".to_owned() }),
+    ];
+    runtime.spawn(base::metrics::serve(listener, pages, std::future::pending()));
 
+    // It is told of no target, only of who knows.
     let prometheus = Prometheus::start(target);
+    let found = format!(r#"up{{instance="{target}", service="gateway-of-a-test"}} == 1"#);
+    prometheus.wait_until(&found, |answer| {
+        answer["data"]["result"].as_array().is_some_and(|series| series.len() == 1)
+    });
     for query in queries().iter().filter(|query| !query.starts_with("label_values")) {
         let asked = filled_in(query);
         prometheus.wait_until(&asked, |answer| {
@@ -113,9 +124,7 @@ fn every_panel_shows_what_a_real_prometheus_has_scraped() {
 /// What of a text names a metric or a label that does not exist.
 fn unknown_names(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let ours = words.filter(|word| {
-        ["cogni_gateway_", "gen_ai_", "process_"].iter().any(|prefix| word.starts_with(prefix))
-    });
+    let ours = words.filter(|word| OURS.iter().any(|prefix| word.starts_with(prefix)));
     let names: BTreeSet<_> = names().into_iter().collect();
     let labels: BTreeSet<_> = Family::all().flat_map(|family| family.labels).copied().collect();
     let unknown = ours.filter(|word| !names.contains(*word) && !labels.contains(word));
@@ -143,6 +152,20 @@ fn unknown_labels(text: &str) -> Vec<String> {
     }
     unknown
 }
+
+/// What names of ours begin with.
+const OURS: [&str; 10] = [
+    "billing_unreceipted",
+    "cogni_gateway_",
+    "events_dropped",
+    "gen_ai_",
+    "process_",
+    "relay_deliveries",
+    "sandbox_run",
+    "sandbox_start_",
+    "state_db_",
+    "supervisor_",
+];
 
 /// Every name a query may use.
 fn names() -> Vec<String> {
@@ -184,7 +207,7 @@ fn place(panel: &Value) -> [u64; 4] {
 
 /// A query with its variables as Grafana would fill them in.
 fn filled_in(query: &str) -> String {
-    let variables = ["$job", "$instance", "$model", "$run"];
+    let variables = ["$job", "$instance", "$model", "$run", "$agent"];
     let query = query.replace("$__rate_interval", "1m");
     variables.iter().fold(query, |query, variable| query.replace(variable, ".*"))
 }
@@ -255,7 +278,7 @@ impl Drop for Prometheus {
 
 fn scrape_config(target: SocketAddr) -> String {
     format!(
-        "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: cogni-gateway\n  static_configs: [{{targets: ['{target}']}}]\n"
+        "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: cogni-gateway\n  http_sd_configs: [{{url: 'http://{target}/sd', refresh_interval: 1s}}]\n"
     )
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod allocations;
 pub(crate) mod app;
 pub(crate) mod authority;
 pub(crate) mod client;
+pub(crate) mod collector;
 pub(crate) mod disk;
 pub(crate) mod dockerd;
 pub(crate) mod engine;

@@ -1,8 +1,11 @@
-//! The scrape endpoint: `GET /metrics`, `GET /health`, and nothing else.
+//! The scrape endpoint: `GET /health`, the pages it is given, and nothing else.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,14 +20,41 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
+use super::discovery::Target;
+
+/// What is served at a path.
+#[derive(Clone)]
+pub struct Page {
+    path: &'static str,
+    kind: &'static str,
+    /// Given the address at which it was asked.
+    body: Arc<dyn Fn(SocketAddr) -> Vec<u8> + Send + Sync>,
+}
+
+impl Page {
+    /// `/metrics`: Prometheus text.
+    pub fn metrics(render: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Self {
+        Self { path: "/metrics", kind: TEXT, body: Arc::new(move |_| render()) }
+    }
+
+    /// `/sd`: where Prometheus finds what there is to scrape, by `http_sd_configs`.
+    pub fn discovery(target: Target) -> Self {
+        Self { path: "/sd", kind: JSON, body: Arc::new(move |asked| target.answer(asked)) }
+    }
+}
+
+impl fmt::Debug for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 /// Answers scrapes until `shutdown` resolves, then gives those under way [`LINGER`] to end.
 ///
-/// `render` runs on a blocking thread: a scrape of ten thousand runs takes a tenth of a second,
+/// A page is made on a blocking thread: a scrape of ten thousand runs takes a tenth of a second,
 /// which no stream should wait for.
-pub async fn serve<R>(listener: TcpListener, render: R, shutdown: impl Future<Output = ()>)
-where
-    R: Fn() -> Vec<u8> + Clone + Send + 'static,
-{
+pub async fn serve(listener: TcpListener, pages: Vec<Page>, shutdown: impl Future<Output = ()>) {
+    let pages: Arc<[Page]> = pages.into();
     let mut shutdown = pin!(shutdown);
     let mut scrapes = JoinSet::new();
     loop {
@@ -33,7 +63,7 @@ where
             () = &mut shutdown => break,
             Some(_) = scrapes.join_next() => (),
             accepted = listener.accept(), if scrapes.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => drop(scrapes.spawn(converse(stream, render.clone()))),
+                Ok((stream, _)) => drop(scrapes.spawn(converse(stream, Arc::clone(&pages)))),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a scrape");
                     sleep(ACCEPT_PAUSE).await;
@@ -46,13 +76,11 @@ where
 }
 
 /// One connection, one answer: without keep-alive an idle scraper holds no slot.
-async fn converse<R>(stream: TcpStream, render: R)
-where
-    R: Fn() -> Vec<u8> + Clone + Send + 'static,
-{
+async fn converse(stream: TcpStream, pages: Arc<[Page]>) {
+    let Ok(asked) = stream.local_addr() else { return };
     let service = service_fn(move |request| {
-        let render = render.clone();
-        async move { Ok::<_, Infallible>(answer(&request, render).await) }
+        let pages = Arc::clone(&pages);
+        async move { Ok::<_, Infallible>(answer(&request, &pages, asked).await) }
     });
     let connection = http1::Builder::new()
         .keep_alive(false)
@@ -66,12 +94,14 @@ where
     }
 }
 
-async fn answer<R>(request: &Request<Incoming>, render: R) -> Response<Full<Bytes>>
-where
-    R: FnOnce() -> Vec<u8> + Send + 'static,
-{
+async fn answer(
+    request: &Request<Incoming>,
+    pages: &[Page],
+    asked: SocketAddr,
+) -> Response<Full<Bytes>> {
     let path = request.uri().path();
-    if !matches!(path, "/metrics" | "/health" | "/healthz") {
+    let page = pages.iter().find(|page| page.path == path);
+    if page.is_none() && !matches!(path, "/health" | "/healthz") {
         return reply(StatusCode::NOT_FOUND, JSON, r#"{"error":"not_found"}"#);
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -80,13 +110,13 @@ where
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
-    if path != "/metrics" {
+    let Some(Page { kind, body, .. }) = page.cloned() else {
         return reply(StatusCode::OK, JSON, r#"{"status":"ok"}"#);
-    }
-    match spawn_blocking(render).await {
-        Ok(text) => reply(StatusCode::OK, TEXT, text),
+    };
+    match spawn_blocking(move || body(asked)).await {
+        Ok(text) => reply(StatusCode::OK, kind, text),
         Err(error) => {
-            tracing::error!(%error, "rendering the metrics panicked");
+            tracing::error!(%error, "making a page for Prometheus panicked");
             reply(StatusCode::INTERNAL_SERVER_ERROR, JSON, r#"{"error":"internal"}"#)
         }
     }

@@ -8,7 +8,7 @@ use crate::observe::printable::Printable;
 use crate::protocol::Route;
 
 /// The keys of every line, in order. Readers may rely on it: keys are added at the end, never moved.
-pub const KEYS: [&str; 19] = [
+pub const KEYS: [&str; 20] = [
     "time",
     "runId",
     "attempt",
@@ -28,6 +28,7 @@ pub const KEYS: [&str; 19] = [
     "usage_output",
     "usage_source",
     "outcome",
+    "trace_id",
 ];
 
 /// What is known of a request when it has ended.
@@ -62,8 +63,8 @@ pub struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Appends the line with its end. `identity` is `runId=… attempt=…`.
-    pub(super) fn append_to(&self, identity: &str, buffer: &mut Vec<u8>) {
+    /// Appends the line with its end. `identity` is `runId=… attempt=…`, `trace` the id of the run's.
+    pub(super) fn append_to(&self, identity: &str, trace: &str, buffer: &mut Vec<u8>) {
         let mut line = Appender(buffer);
         line.time(self.time);
         line.0.push(b' ');
@@ -84,6 +85,7 @@ impl Line<'_> {
         line.number(" usage_output=", self.usage.map(|usage| usage.output.0));
         line.word(" usage_source=", self.usage.map_or("-", |usage| usage.source.as_str()));
         line.word(" outcome=", self.outcome);
+        line.word(" trace_id=", trace);
         line.0.push(b'\n');
     }
 }

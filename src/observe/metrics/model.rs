@@ -217,6 +217,11 @@ fn operation_of(route: Route) -> Option<usize> {
     }
 }
 
+/// What the conventions call what a route does, if they have a word for it.
+pub fn operation_name(route: Route) -> Option<&'static str> {
+    operation_of(route).map(|operation| OPERATIONS[operation])
+}
+
 /// Values of `gen_ai.operation.name`.
 const OPERATIONS: [&str; 3] = ["chat", "text_completion", "embeddings"];
 

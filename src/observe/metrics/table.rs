@@ -43,6 +43,8 @@ pub static TOTAL: &[&Family] = &[
     &RESPONSE_BYTES,
     &RUNS,
     &RUNS_DROPPED,
+    &SPANS_EXPORTED,
+    &SPANS_LOST,
     &UPSTREAM_ERRORS,
 ];
 
@@ -76,6 +78,21 @@ pub static MODEL: &[&Family] = &[
     &GEN_AI_TIME_TO_FIRST_TOKEN,
     &GEN_AI_TOKENS,
 ];
+
+/// Series of a service as a whole. They never go away.
+pub static SERVICE: &[&Family] = &[
+    &ADMISSIONS_REFUSED,
+    &EVENTS_DROPPED,
+    &RELAY_DELIVERIES,
+    &SANDBOX_START,
+    &STATE_WRITE,
+    &STATE_WRITE_FAILURES,
+    &UNRECEIPTED_CALLS,
+    &UNRECEIPTED_RUNS,
+];
+
+/// Series of one agent of the catalog. A bounded number of agents has them.
+pub static AGENT: &[&Family] = &[&SANDBOX_DURATION, &SANDBOX_LIVE, &SANDBOX_RUNS];
 
 pub static ACCESS_LOG_LOST: Family = counter(
     "cogni_gateway_access_log_lost_lines_total",
@@ -144,6 +161,13 @@ pub static RUNS_DROPPED: Family = counter(
     "cogni_gateway_run_series_dropped_total",
     &[],
     "Runs that have no series because too many others have.",
+);
+pub static SPANS_EXPORTED: Family =
+    counter("cogni_gateway_spans_exported_total", &[], "Spans that the collector has taken.");
+pub static SPANS_LOST: Family = counter(
+    "cogni_gateway_spans_lost_total",
+    &["reason"],
+    "Spans that nobody will see: too many were waiting, or the collector did not take them.",
 );
 pub static UPSTREAM_ERRORS: Family =
     counter("cogni_gateway_upstream_errors_total", &["kind"], "Failures of the upstream, by kind.");
@@ -244,6 +268,62 @@ pub static MODEL_USAGE_SOURCES: Family = counter(
     "Calls by who counted their tokens: the provider, the provider after the client left, or we by estimate.",
 );
 
+pub static ADMISSIONS_REFUSED: Family = counter(
+    "supervisor_admissions_refused_total",
+    &["code"],
+    "Runs that were asked for and not begun, by code.",
+);
+pub static EVENTS_DROPPED: Family = counter(
+    "events_dropped_total",
+    &[],
+    "Events of runs that a watcher did not get, because it read too slowly or they could not be kept.",
+);
+pub static RELAY_DELIVERIES: Family = counter(
+    "relay_deliveries_total",
+    &["verdict"],
+    "Work of runs that was judged, by what was decided.",
+);
+pub static SANDBOX_DURATION: Family = histogram(
+    "sandbox_run_duration_seconds",
+    &["agent"],
+    "Time from a run's admission to its end.",
+    RUN_BUCKETS,
+);
+pub static SANDBOX_LIVE: Family =
+    gauge("sandbox_runs_live", &["agent"], "Runs that have begun and not ended.");
+pub static SANDBOX_RUNS: Family = counter(
+    "sandbox_runs_total",
+    &["agent", "outcome"],
+    "Runs that have ended, by how: ok, or the code of what went wrong.",
+);
+pub static SANDBOX_START: Family = histogram(
+    "sandbox_start_seconds",
+    &["driver"],
+    "Time from asking for a sandbox to its program's start.",
+    START_BUCKETS,
+);
+pub static STATE_WRITE: Family = histogram(
+    "state_db_write_seconds",
+    &[],
+    "Time of a commit to the service's database, which may hold many writes.",
+    WRITE_BUCKETS,
+);
+pub static STATE_WRITE_FAILURES: Family = counter(
+    "state_db_write_failures_total",
+    &[],
+    "Commits to the service's database that failed, so that nothing of them is kept.",
+);
+pub static UNRECEIPTED_CALLS: Family = gauge(
+    "billing_unreceipted_calls",
+    &[],
+    "Calls that should have a receipt by now and have none.",
+);
+pub static UNRECEIPTED_RUNS: Family = gauge(
+    "billing_unreceipted_runs",
+    &[],
+    "Runs with a call that should have a receipt by now and has none.",
+);
+
 pub static GEN_AI_DURATION: Family = otel(
     "gen_ai.client.operation.duration",
     histogram(
@@ -330,10 +410,22 @@ const FRAME_GAP_BUCKETS: &[f64] = &[
     0.0001, 0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0,
 ];
 
+/// Ours: from an answer at once to the two hours of a long task.
+const RUN_BUCKETS: &[f64] =
+    &[1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
+
+/// Ours: a kept sandbox takes milliseconds, an embedded one tens of them, a container hundreds.
+const START_BUCKETS: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// Ours: from a disk with a battery to the ten seconds for which another process is waited for.
+const WRITE_BUCKETS: &[f64] =
+    &[0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
+
 impl Family {
     /// Every family of the table.
     pub fn all() -> impl Iterator<Item = &'static Self> {
-        [TOTAL, RUN, MODEL].into_iter().flatten().copied()
+        [TOTAL, RUN, MODEL, SERVICE, AGENT].into_iter().flatten().copied()
     }
 
     pub(super) fn opts(&self) -> Opts {

@@ -9,6 +9,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 use super::table::{self, Family};
 use super::{Refused, Settled, shown};
 use crate::audit::record::Outcome;
+use crate::observe::trace;
 use crate::protocol::Route;
 
 /// Counters and gauges that every run adds to.
@@ -29,6 +30,7 @@ pub(super) struct Totals {
     response_bytes: IntCounter,
     runs: IntGauge,
     pub(super) runs_dropped: IntCounter,
+    pub(super) spans: trace::Counts,
     pub(super) upstream_errors: IntCounterVec,
     access_log_lost: IntCounter,
     access_log_told: AtomicU64,
@@ -43,6 +45,7 @@ impl Totals {
         let gauge = |family: &Family| register(registry, IntGauge::with_opts(family.opts())?);
         let counters =
             |family: &Family| register(registry, IntCounterVec::new(family.opts(), family.labels)?);
+        let spans_lost = counters(&table::SPANS_LOST)?;
         Ok(Self {
             audit_failing: gauge(&table::AUDIT_FAILING)?,
             audit_lag_bytes: gauge(&table::AUDIT_LAG_BYTES)?,
@@ -57,6 +60,11 @@ impl Totals {
             response_bytes: counter(&table::RESPONSE_BYTES)?,
             runs: gauge(&table::RUNS)?,
             runs_dropped: counter(&table::RUNS_DROPPED)?,
+            spans: trace::Counts {
+                exported: counter(&table::SPANS_EXPORTED)?,
+                overflowed: spans_lost.with_label_values(&["queue_full"]),
+                refused: spans_lost.with_label_values(&["not_taken"]),
+            },
             upstream_errors: counters(&table::UPSTREAM_ERRORS)?,
             access_log_lost: counter(&table::ACCESS_LOG_LOST)?,
             access_log_told: AtomicU64::new(0),

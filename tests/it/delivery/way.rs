@@ -328,6 +328,7 @@ impl Audit {
             version: "0".to_owned(),
             policy: "p".to_owned(),
             prices: "p".to_owned(),
+            trace: None,
         };
         let config = audit::Config { path: Some(path.clone()), ..audit::Config::default() };
         Self { log: Log::open(&config, &started).unwrap().0, path }

@@ -4,11 +4,11 @@ use std::future::Future;
 use std::sync::{Arc, mpsc};
 
 use cogni_gateway::app::App;
+use cogni_gateway::config::Config;
 use cogni_gateway::gateway::{Gateway, handle};
 use http::Request;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::allocations;
@@ -27,9 +27,21 @@ fn the_future_of_a_call_is_at_most_4_kib() {
 #[test]
 fn a_unary_call_allocates_a_bounded_number_of_times() {
     let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
-    let (few, many) = (allocated(&call, 20), allocated(&call, 120));
-    let each = (many - few) / 100;
+    let each = each_allocates(&call, |_| ());
     assert!(each <= MOST_PER_CALL, "{each} allocations a call");
+}
+
+/// G12: that a run is part of a trace costs each of its calls one header.
+#[test]
+fn a_traced_call_allocates_for_one_header_more() {
+    let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
+    let traced = |config: &mut Config| {
+        let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        config.identity.trace = Some(given.parse().unwrap());
+    };
+    let (untraced, traced) = (each_allocates(&call, |_| ()), each_allocates(&call, traced));
+    // Both are rounded.
+    assert!(traced <= untraced + 2, "{traced} allocations a call, {untraced} without a trace");
 }
 
 /// G7: a frame is one buffer and what the observer keeps of it, which is nothing.
@@ -39,14 +51,21 @@ fn a_frame_allocates_a_bounded_number_of_times() {
         let model = format!("fake/chunks={chunks}");
         json!({"model": model, "stream": true, "max_tokens": 5, "messages": []})
     };
-    let (few, many) = (allocated(&stream(100), 1), allocated(&stream(2100), 1));
+    let of = |chunks| allocated(&stream(chunks), 1, |_| ());
+    let (few, many) = (of(100), of(2100));
     let each = (many - few).div_ceil(2000);
     assert!(each <= MOST_PER_FRAME, "{each} allocations a frame");
 }
 
+/// What one more call allocates.
+fn each_allocates(call: &Value, configure: fn(&mut Config)) -> u64 {
+    let (few, many) = (allocated(call, 20, configure), allocated(call, 120, configure));
+    (many - few) / 100
+}
+
 /// Allocations of a whole gateway that serves so many such calls, and of nothing else: provider and
 /// client have a thread of their own.
-fn allocated(body: &Value, calls: u32) -> u64 {
+fn allocated(body: &Value, calls: u32, configure: fn(&mut Config)) -> u64 {
     let (place, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
     let (ready, upstream) = mpsc::channel();
     let (serving, begin) = mpsc::channel::<()>();
@@ -68,19 +87,15 @@ fn allocated(body: &Value, calls: u32) -> u64 {
     };
     std::thread::scope(|scope| {
         scope.spawn(clients);
-        count(&place, upstream.recv().unwrap(), &stop, &serving)
+        let mut config = configuration(place.path(), upstream.recv().unwrap());
+        configure(&mut config);
+        count(config, &stop, &serving)
     })
 }
 
-fn count(
-    place: &TempDir,
-    upstream: std::net::SocketAddr,
-    stop: &CancellationToken,
-    serving: &mpsc::Sender<()>,
-) -> u64 {
+fn count(config: Config, stop: &CancellationToken, serving: &mpsc::Sender<()>) -> u64 {
     let runtime = runtime();
-    let app =
-        runtime.block_on(async { App::build(configuration(place.path(), upstream)) }).unwrap();
+    let app = runtime.block_on(async { App::build(config) }).unwrap();
     serving.send(()).unwrap();
     allocations::count(|| runtime.block_on(app.serve(stop.clone())).unwrap())
 }

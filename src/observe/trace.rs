@@ -1,0 +1,253 @@
+//! Traces: which span of whose trace a run and its calls are, and the spans themselves, sent to a collector over OTLP
+//! where one is configured.
+//!
+//! A span is made when what it tells of has ended, and put into a bounded queue; a thread of its own sends what has
+//! come together. Nobody waits for it: a collector that is slow or gone costs spans, which are counted.
+//!
+//! OpenTelemetry's SDK is not used: its messages are. It reads an environment of its own, retries and logs as it likes,
+//! and makes spans for a context that follows the thread, where ours are known by the call that they tell of.
+//!
+//! **Invariant:** no prompt, completion or secret is in a span: it holds ids, counts, codes, names, sizes and times.
+
+mod call;
+pub mod collector;
+mod export;
+mod otlp;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use http::HeaderValue;
+use serde::Deserialize;
+
+use crate::base::secret::Secret;
+use crate::base::trace::{Context, SpanId, TraceId, traceparent};
+
+pub use call::Call;
+pub use export::Counts;
+pub use otlp::Value;
+
+use collector::{Address, Collector, Headers};
+use export::Exporter;
+
+/// Where spans go; nowhere by default.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The collector: OTLP over HTTP, in protobuf. `/v1/traces` is added.
+    pub otlp_endpoint: Option<Address>,
+    /// Sent with each request, as `name=value,…`; come from the environment or a file, never from this configuration.
+    #[serde(skip)]
+    pub otlp_headers: Secret,
+    /// Who we are, for whoever looks at the spans.
+    pub service_name: String,
+    /// The share of the runs without a trace of their host's that is recorded; such a trace says so itself.
+    pub sample_ratio: f64,
+}
+
+/// What makes the traces of a process. Clones share the queue.
+#[derive(Clone, Debug, Default)]
+pub struct Tracer {
+    exporter: Option<Exporter>,
+    sample_ratio: f64,
+    provider: &'static str,
+}
+
+/// A run's place in its trace. Its spans, and those of its calls, are told here.
+pub struct Trace {
+    context: Context,
+    /// The run's own.
+    span: SpanId,
+    started: SystemTime,
+    provider: &'static str,
+    /// `None` where nobody records.
+    exporter: Option<Exporter>,
+    notes: Mutex<Notes>,
+}
+
+/// Something that has happened within a run and is over.
+#[derive(Clone, Debug)]
+pub struct Span {
+    pub id: SpanId,
+    pub name: String,
+    pub kind: Kind,
+    pub started: SystemTime,
+    pub ended: SystemTime,
+    pub attributes: Vec<(&'static str, Value)>,
+    /// What went wrong: one of our own words, or the upstream's status.
+    pub error: Option<Cow<'static, str>>,
+}
+
+/// Whose work a span tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Internal,
+    /// Something that we have asked of others.
+    Client,
+}
+
+/// What the run's own span will say.
+#[derive(Debug, Default)]
+struct Notes {
+    attributes: Vec<(&'static str, Value)>,
+    error: Option<Cow<'static, str>>,
+    is_over: bool,
+}
+
+/// A span with its place, as it waits to be sent.
+#[derive(Debug)]
+struct Placed {
+    trace: TraceId,
+    parent: Option<SpanId>,
+    /// The parent is a span of our host's.
+    is_parent_remote: bool,
+    span: Span,
+}
+
+impl Config {
+    /// # Errors
+    /// What is not valid, and what would be.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if !(0.0..=1.0).contains(&self.sample_ratio) {
+            anyhow::bail!(
+                "`telemetry.sample_ratio` is `{}`; give a share from 0 to 1",
+                self.sample_ratio
+            );
+        }
+        Headers::parse(&self.otlp_headers).map(drop)
+    }
+}
+
+impl Tracer {
+    /// Without a collector, only what a host says of its traces is passed on. `provider` is the upstream's kind.
+    ///
+    /// # Errors
+    /// The system's authorities cannot be read, or the thread not be started.
+    pub fn start(config: &Config, provider: &'static str, counts: Counts) -> io::Result<Self> {
+        let start = |address| {
+            let collector = Collector::new(address, config)?;
+            Exporter::start(collector, counts)
+        };
+        let exporter = config.otlp_endpoint.as_ref().map(start).transpose()?;
+        Ok(Self { exporter, sample_ratio: config.sample_ratio, provider })
+    }
+
+    /// A run's place in the trace it was given or, where spans are recorded, in one of its own.
+    pub fn trace(&self, given: Option<Context>) -> Option<Arc<Trace>> {
+        let fresh = || {
+            let trace = TraceId::random();
+            Context::root(trace, trace.is_within(self.sample_ratio))
+        };
+        let context = given.or_else(|| self.exporter.is_some().then(fresh))?;
+        Some(Arc::new(Trace {
+            context,
+            span: SpanId::random(),
+            started: SystemTime::now(),
+            provider: self.provider,
+            exporter: self.exporter.clone().filter(|_| context.is_sampled),
+            notes: Mutex::default(),
+        }))
+    }
+
+    /// Sends what is waiting. A collector that does not take it in time loses it.
+    pub async fn finish(&self) {
+        if let Some(exporter) = &self.exporter {
+            exporter.finish().await;
+        }
+    }
+}
+
+impl Trace {
+    pub fn id(&self) -> &TraceId {
+        &self.context.trace
+    }
+
+    /// Whether somebody will look at the spans.
+    pub fn is_recorded(&self) -> bool {
+        self.exporter.is_some()
+    }
+
+    /// What a call of the run tells the upstream.
+    pub fn traceparent(&self, call: &SpanId) -> HeaderValue {
+        traceparent(&self.context.trace, call, self.context.is_sampled)
+    }
+
+    /// Tells of something that has happened within the run.
+    pub fn tell(&self, span: Span) {
+        self.put(Some(self.span), false, span);
+    }
+
+    /// Tells of a call, where anybody records.
+    pub fn call(&self, call: &Call<'_>) {
+        if self.is_recorded() {
+            self.tell(call.span(self.provider));
+        }
+    }
+
+    /// Adds to what the run's own span will say.
+    pub fn note(&self, name: &'static str, value: impl Into<Value>) {
+        if self.is_recorded() {
+            self.with_notes(|notes| notes.attributes.push((name, value.into())));
+        }
+    }
+
+    /// Says that the run has gone wrong.
+    pub fn fail(&self, error: &'static str) {
+        self.with_notes(|notes| notes.error = Some(error.into()));
+    }
+
+    /// Tells of the run itself, which is over; it is told once.
+    pub fn end(&self) {
+        let Some((attributes, error)) = self.with_notes(|notes| {
+            let was_over = std::mem::replace(&mut notes.is_over, true);
+            (!was_over).then(|| (std::mem::take(&mut notes.attributes), notes.error.take()))
+        }) else {
+            return;
+        };
+        let span = Span { attributes, error, ..self.begun("run", self.started) };
+        self.put(self.context.parent, true, Span { id: self.span, ..span });
+    }
+
+    /// A span of ours that began at `started` and ends now.
+    pub fn begun(&self, name: &str, started: SystemTime) -> Span {
+        Span {
+            id: SpanId::random(),
+            name: name.to_owned(),
+            kind: Kind::Internal,
+            started,
+            ended: SystemTime::now(),
+            attributes: vec![],
+            error: None,
+        }
+    }
+
+    fn put(&self, parent: Option<SpanId>, is_parent_remote: bool, span: Span) {
+        if let Some(exporter) = &self.exporter {
+            exporter.put(Placed { trace: self.context.trace, parent, is_parent_remote, span });
+        }
+    }
+
+    fn with_notes<T>(&self, work: impl FnOnce(&mut Notes) -> T) -> T {
+        work(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace").field("context", &self.context).finish_non_exhaustive()
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            otlp_endpoint: None,
+            otlp_headers: Secret::default(),
+            service_name: "cogni-gateway".to_owned(),
+            sample_ratio: 1.0,
+        }
+    }
+}

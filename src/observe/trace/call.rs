@@ -1,0 +1,90 @@
+//! The span of a call, by the OpenTelemetry conventions for generative AI (status: development).
+
+use std::time::SystemTime;
+
+use super::{Kind, Span, Value};
+use crate::audit::record::Outcome;
+use crate::base::trace::SpanId;
+use crate::budget::Source;
+use crate::observe::metrics::{Settled, operation_name};
+use crate::observe::printable::Printable;
+
+/// A call that went upstream and has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    pub span: SpanId,
+    /// Ours, which LiteLLM knows as its call id.
+    pub request_id: &'a str,
+    /// As the client asked for it.
+    pub model: Option<&'a str>,
+    /// Why it did not end well, by our own code.
+    pub code: Option<&'static str>,
+    pub settled: &'a Settled<'a>,
+}
+
+impl Call<'_> {
+    pub(super) fn span(&self, provider: &'static str) -> Span {
+        let Settled { route, status, outcome, duration, .. } = *self.settled;
+        let operation = operation_name(route).unwrap_or(route.name());
+        let model = self.model.map(|model| Printable(model).text());
+        let ended = SystemTime::now();
+        let is_ok = self.settled.is_success();
+        Span {
+            id: self.span,
+            name: match &model {
+                Some(model) => format!("{operation} {model}"),
+                None => operation.to_owned(),
+            },
+            kind: Kind::Client,
+            started: ended.checked_sub(duration).unwrap_or(ended),
+            ended,
+            attributes: self.attributes(provider, operation, model.as_deref(), status),
+            error: (!is_ok).then(|| match self.code {
+                Some(code) => code.into(),
+                None if outcome == Outcome::Completed => status.to_string().into(),
+                None => outcome.as_str().into(),
+            }),
+        }
+    }
+
+    fn attributes(
+        &self,
+        provider: &'static str,
+        operation: &'static str,
+        model: Option<&str>,
+        status: u16,
+    ) -> Vec<(&'static str, Value)> {
+        let Settled { usage, cost, first_byte, is_stream, .. } = self.settled;
+        let mut attributes: Vec<(&str, Value)> = Vec::with_capacity(14);
+        attributes.extend([
+            ("gen_ai.operation.name", operation.into()),
+            ("gen_ai.provider.name", provider.into()),
+            ("cogni.call.id", self.request_id.into()),
+            ("cogni.route", self.settled.route.name().into()),
+        ]);
+        attributes.extend(model.map(|model| ("gen_ai.request.model", model.into())));
+        if status != 0 {
+            attributes.push(("http.response.status_code", u64::from(status).into()));
+        }
+        attributes.extend(
+            [
+                ("gen_ai.usage.input_tokens", usage.input),
+                ("gen_ai.usage.output_tokens", usage.output),
+                ("gen_ai.usage.cache_read.input_tokens", usage.cache_read),
+                ("gen_ai.usage.cache_creation.input_tokens", usage.cache_write),
+                ("gen_ai.usage.reasoning.output_tokens", usage.reasoning),
+            ]
+            .into_iter()
+            // The conventions forbid to report tokens that nobody counted.
+            .filter(|(_, tokens)| usage.source != Source::Estimated && !tokens.is_zero())
+            .map(|(name, tokens)| (name, tokens.0.into())),
+        );
+        attributes.push(("cogni.usage.source", usage.source.as_str().into()));
+        attributes.extend(cost.map(|cost| ("cogni.cost_usd", cost.dollars().into())));
+        if let Some(first_byte) = first_byte.filter(|_| *is_stream) {
+            let seconds = first_byte.as_secs_f64();
+            attributes.push(("gen_ai.response.time_to_first_chunk", seconds.into()));
+        }
+        attributes
+    }
+}

@@ -1,0 +1,176 @@
+//! Where spans are sent: an OpenTelemetry collector, by HTTP.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::uri::Scheme;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::{ClientConfig, RootCertStore};
+use serde::{Deserialize, Deserializer};
+use tokio::time::timeout;
+
+use super::otlp::Frame;
+use super::{Config, Placed};
+use crate::base::secret::Secret;
+
+/// A collector's URL, `/v1/traces` included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address(Uri);
+
+/// What is sent with each request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Headers(HeaderMap);
+
+/// A collector, and what is said to it each time.
+#[derive(Debug)]
+pub(super) struct Collector {
+    address: Uri,
+    headers: HeaderMap,
+    frame: Frame,
+    client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// It did not take what it was sent last.
+    is_failing: bool,
+}
+
+/// A text that is no collector's URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("give a URL, such as http://collector:4318")]
+pub struct Invalid;
+
+impl Collector {
+    pub(super) fn new(Address(address): &Address, config: &Config) -> io::Result<Self> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        let builder = HttpsConnectorBuilder::new();
+        let builder = if address.scheme() == Some(&Scheme::HTTPS) {
+            builder.with_native_roots()?
+        } else {
+            // An image need not have authorities for what is in the clear.
+            let none = RootCertStore::empty();
+            let config = ClientConfig::builder().with_root_certificates(none);
+            builder.with_tls_config(config.with_no_client_auth())
+        };
+        let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
+        let Headers(mut headers) = Headers::parse(&config.otlp_headers).unwrap_or_default();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
+        Ok(Self {
+            address: address.clone(),
+            headers,
+            frame: Frame::new(&config.service_name),
+            client: legacy::Client::builder(TokioExecutor::new()).build(connector),
+            is_failing: false,
+        })
+    }
+
+    /// Sends spans, once, and says whether they were taken. What goes wrong is told when it begins, not each time.
+    pub(super) async fn send(&mut self, spans: impl Iterator<Item = Placed>) -> bool {
+        let sent = self.try_send(self.frame.around(spans)).await;
+        match &sent {
+            Ok(()) if self.is_failing => tracing::info!("the collector takes spans again"),
+            Err(error) if !self.is_failing => {
+                tracing::warn!(collector = %self.address, "spans are lost: {error:#}");
+            }
+            _ => (),
+        }
+        self.is_failing = sent.is_err();
+        sent.is_ok()
+    }
+
+    async fn try_send(&self, body: Vec<u8>) -> anyhow::Result<()> {
+        let mut request = Request::post(self.address.clone()).body(Full::from(body))?;
+        request.headers_mut().clone_from(&self.headers);
+        let status = timeout(PATIENCE, async {
+            let response = self.client.request(request).await?;
+            let status = response.status();
+            // Read, so that the connection can be used again.
+            drop(Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await);
+            anyhow::Ok(status)
+        });
+        let status = status.await.context("the collector does not answer")??;
+        if !status.is_success() {
+            bail!("the collector answers {status}");
+        }
+        Ok(())
+    }
+}
+
+impl Headers {
+    /// Reads `name=value,…`, as OpenTelemetry's variable has it: percent-encoded values.
+    ///
+    /// # Errors
+    /// It is not of that form. What it says is not repeated.
+    pub fn parse(given: &Secret) -> anyhow::Result<Self> {
+        let mut headers = HeaderMap::new();
+        for pair in given.expose().split(',').filter(|pair| !pair.trim().is_empty()) {
+            let read = pair.split_once('=').and_then(|(name, value)| {
+                let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
+                let mut value = HeaderValue::from_bytes(&decoded(value.trim())).ok()?;
+                value.set_sensitive(true);
+                Some((name, value))
+            });
+            let (name, value) = read.context(
+                "`OTEL_EXPORTER_OTLP_HEADERS` is not valid; give name=value pairs with commas between them",
+            )?;
+            headers.append(name, value);
+        }
+        Ok(Self(headers))
+    }
+}
+
+/// With `%41` as `A`; what is not of that form stays as it is.
+fn decoded(text: &str) -> Vec<u8> {
+    let mut rest = text.as_bytes();
+    let mut decoded = Vec::with_capacity(rest.len());
+    while let Some((&first, more)) = rest.split_first() {
+        let byte = (first == b'%').then(|| std::str::from_utf8(more.get(..2)?).ok()).flatten();
+        let byte = byte.and_then(crate::base::hex::decode::<1>);
+        decoded.push(byte.map_or(first, |[byte]| byte));
+        rest = if byte.is_some() { &more[2..] } else { more };
+    }
+    decoded
+}
+
+impl FromStr for Address {
+    type Err = Invalid;
+
+    fn from_str(given: &str) -> Result<Self, Invalid> {
+        let base = given.trim_end_matches('/');
+        let url = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
+        let url: Uri = url.parse().map_err(|_| Invalid)?;
+        let is_http = matches!(url.scheme_str(), Some("http" | "https"));
+        // Who is named before an `@` would stand in logs.
+        let is_plain = url.authority().is_some_and(|authority| !authority.as_str().contains('@'));
+        if is_http && is_plain && url.query().is_none() { Ok(Self(url)) } else { Err(Invalid) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Of OTLP over HTTP.
+const PATH: &str = "/v1/traces";
+
+/// For one request, connection included. OpenTelemetry's default.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// It says what it has not taken, which is short.
+const MAX_ANSWER_BYTES: usize = 64 * 1024;

@@ -1,0 +1,107 @@
+//! A collector of spans, as OpenTelemetry's protocol has it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
+use tokio::net::TcpListener;
+
+/// A collector that keeps what it is sent.
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Seen {
+    pub(crate) heads: Vec<String>,
+    pub(crate) requests: Vec<ExportTraceServiceRequest>,
+}
+
+impl Collector {
+    pub(crate) async fn start(status: StatusCode) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let keep = Arc::clone(&seen);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let keep = Arc::clone(&keep);
+                let service = service_fn(move |request| take(Arc::clone(&keep), status, request));
+                let server = hyper::server::conn::http1::Builder::new();
+                tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        Self { address, seen }
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+impl Seen {
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        let all = self.requests.iter().flat_map(|request| &request.resource_spans);
+        all.flat_map(|of_us| &of_us.scope_spans).flat_map(|scope| scope.spans.clone()).collect()
+    }
+}
+
+async fn take(
+    keep: Arc<Mutex<Seen>>,
+    status: StatusCode,
+    request: Request<Incoming>,
+) -> hyper::Result<Response<Full<Bytes>>> {
+    let header = |name| {
+        request.headers().get(name).map_or("-", |value: &http::HeaderValue| value.to_str().unwrap())
+    };
+    let head = format!(
+        "{} {} {} {} {}",
+        request.method(),
+        request.uri().path(),
+        header("content-type"),
+        header("authorization"),
+        header("x-team")
+    );
+    let body = request.into_body().collect().await?.to_bytes();
+    let mut seen = keep.lock().unwrap();
+    seen.heads.push(head);
+    seen.requests.push(ExportTraceServiceRequest::decode(body).unwrap());
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = status;
+    Ok(response)
+}
+
+/// A span in words, ids and times left out.
+pub(crate) fn shown(span: &Span, indent: &str) -> String {
+    let mut text = format!("{indent}{} (kind {})", span.name, span.kind);
+    if let Some(status) = &span.status {
+        text += &format!(": {}", status.message);
+    }
+    text.push('\n');
+    for KeyValue { key, value, .. } in &span.attributes {
+        let value = match value.as_ref().unwrap().value.as_ref().unwrap() {
+            any_value::Value::StringValue(_) if key == "cogni.call.id" => "[id]".to_owned(),
+            any_value::Value::DoubleValue(_) if key.ends_with("chunk") => "[seconds]".to_owned(),
+            any_value::Value::StringValue(text) => text.clone(),
+            any_value::Value::IntValue(count) => count.to_string(),
+            any_value::Value::DoubleValue(number) => number.to_string(),
+            other => format!("{other:?}"),
+        };
+        text += &format!("{indent}  {key} = {value}\n");
+    }
+    text
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,143 @@
+//! G4: the upstream is told of the run's trace, and of none other.
+
+use cogni_gateway::base::trace::{Context, SpanId, TraceId};
+use cogni_gateway::run::RequestId;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+
+/// G4: what a client says of traces goes nowhere, whether or not the run is part of one.
+#[tokio::test]
+async fn a_client_cannot_say_which_trace_it_is_part_of() {
+    let lies = [("traceparent", FORGED), ("tracestate", "evil=1"), ("baggage", "evil=1")];
+    for given in [None, Some(OURS)] {
+        let app = TestApp::with(|config| {
+            config.identity.trace = given.map(|given| given.parse().unwrap());
+        })
+        .await;
+        app.client().post_with("/v1/chat/completions", &body(), &lies).await;
+        let request = app.upstream.seen.last().unwrap();
+        let told = request.header("traceparent");
+        assert_eq!(told.map(|told| &told[3..35]), given.map(|given| &given[3..35]));
+        assert_eq!([request.header("tracestate"), request.header("baggage")], [None, None]);
+        app.stop().await;
+    }
+}
+
+/// G12: each call is a span of its own, which its request id tells.
+#[tokio::test]
+async fn each_call_is_a_span_of_the_runs_trace() {
+    let app = TestApp::with(|config| config.identity.trace = Some(OURS.parse().unwrap())).await;
+    let mut told = vec![];
+    for _ in 0..2 {
+        app.client().post("/v1/messages", &body()).await;
+        let request = app.upstream.seen.last().unwrap();
+        let traceparent = request.header("traceparent").unwrap().to_owned();
+        let call = request.header("x-litellm-call-id").unwrap().replace('-', "");
+        assert_eq!(traceparent, format!("{}-{}-01", &OURS[..35], &call[16..]));
+        told.push(traceparent);
+    }
+    assert_ne!(told[0], told[1]);
+    let records = app.stop().await;
+    assert_eq!(records[0]["trace"], OURS[3..35]);
+}
+
+/// G12: the trace that LiteLLM is told of is the run's, where it has a name that all can read.
+#[tokio::test]
+async fn a_trace_that_litellm_knows_is_the_runs() {
+    let known = |id: &str| json!({"existing_trace_id": id}).as_object().unwrap().clone();
+    for (id, is_told) in [(&OURS[3..35], true), ("trace-of-langfuse", false)] {
+        let app = TestApp::with(|config| config.identity.metadata = known(id)).await;
+        app.client().post("/v1/messages", &body()).await;
+        let request = app.upstream.seen.last().unwrap();
+        let told = request.header("traceparent").map(|told| told[3..35].to_owned());
+        assert_eq!(told, is_told.then(|| id.to_owned()));
+        app.stop().await;
+    }
+}
+
+/// G12: an operator may keep traces from the upstream.
+#[tokio::test]
+async fn the_upstream_is_told_of_no_trace_where_the_operator_says_so() {
+    let app = TestApp::with(|config| {
+        config.identity.trace = Some(OURS.parse().unwrap());
+        config.policy.headers.traceparent = false;
+    })
+    .await;
+    app.client().post("/v1/messages", &body()).await;
+    assert_eq!(app.upstream.seen.last().unwrap().header("traceparent"), None);
+    app.stop().await;
+}
+
+/// A host that does not record its spans has ours not recorded either.
+#[tokio::test]
+async fn that_a_trace_is_not_recorded_is_passed_on() {
+    let given = OURS.replace("-01", "-00");
+    let app = TestApp::with(|config| config.identity.trace = Some(given.parse().unwrap())).await;
+    app.client().post("/v1/messages", &body()).await;
+    let request = app.upstream.seen.last().unwrap();
+    assert!(request.header("traceparent").unwrap().ends_with("-00"));
+    app.stop().await;
+}
+
+#[test]
+fn what_is_no_traceparent_is_told_so() {
+    let wrong = [
+        "",
+        "00",
+        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
+        "00-0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331-01",
+        "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01more",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b71692033é1-1",
+    ];
+    for given in wrong {
+        assert!(given.parse::<Context>().is_err(), "{given}");
+    }
+    let later = "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03-more";
+    assert!(later.parse::<Context>().unwrap().is_sampled);
+}
+
+/// A share of the traces is a share of them wherever it is asked for, and none and all are just that.
+#[test]
+fn a_share_of_traces_is_about_that_share() {
+    let traces: Vec<_> = (0..4000).map(|_| TraceId::random()).collect();
+    let within = |share| traces.iter().filter(|trace| trace.is_within(share)).count();
+    assert_eq!([within(0.0), within(1.0)], [0, 4000]);
+    assert!((700..1300).contains(&within(0.25)), "{}", within(0.25));
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_given_is_read_or_refused(given in "[0-9a-fA-F-]{50,60}|\\PC*") {
+        let _no_panic = given.parse::<Context>();
+    }
+
+    #[test]
+    fn what_is_written_can_be_read(bytes in any::<[u8; 8]>(), is_sampled: bool) {
+        let parent = SpanId::new(bytes);
+        let context = Context { trace: TraceId::random(), parent, is_sampled };
+        let read = context.to_string().parse::<Context>();
+        prop_assert_eq!(read.ok(), parent.is_some().then_some(context));
+    }
+}
+
+/// Ids that are made at once differ where a span's id is taken from.
+#[test]
+fn requests_at_the_same_time_are_different_spans() {
+    let spans: std::collections::BTreeSet<_> =
+        (0..10_000).map(|_| RequestId::new().span().to_string()).collect();
+    assert_eq!(spans.len(), 10_000);
+}
+
+fn body() -> Value {
+    json!({"model": "fake", "max_tokens": 5, "messages": []})
+}
+
+pub(super) const OURS: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+const FORGED: &str = "00-ffffffffffffffffffffffffffffffff-eeeeeeeeeeeeeeee-01";
