@@ -378,11 +378,12 @@ impl State {
 
     fn write(&mut self) -> io::Result<()> {
         let result = self.tail.write(&mut self.lines);
+        let run = self.run.trim_matches('"');
         match &result {
             Err(error) if !self.failing => {
-                tracing::error!(%error, "the audit log cannot be written; nothing is admitted");
+                tracing::error!(run, %error, "the audit log cannot be written; nothing is admitted");
             }
-            Ok(()) if self.failing => tracing::info!("the audit log can be written again"),
+            Ok(()) if self.failing => tracing::info!(run, "the audit log can be written again"),
             _ => (),
         }
         self.failing = result.is_err();

@@ -1,11 +1,14 @@
 //! Our own log, on standard error. Whoever reads it may be slow, or not read at all: that holds nobody here.
 
+mod json;
+
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::JsonFields;
 
 /// What waits to be written, until it is finished.
 pub(super) struct Log {
@@ -32,7 +35,7 @@ impl Log {
         let log = tracing_subscriber::fmt().with_env_filter(filter);
         let log = log.with_writer(move || writer.clone());
         if std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json") {
-            log.json().init();
+            log.fmt_fields(JsonFields::new()).event_format(json::Json).init();
         } else {
             log.with_ansi(io::stderr().is_terminal()).init();
         }

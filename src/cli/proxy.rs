@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use clap::{ArgMatches, Command};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::flags;
 use crate::admin::Admin;
@@ -45,10 +46,11 @@ pub(super) fn serve(
             move || reload(by, configure())
         };
         let signals = crate::app::signals(shutdown.clone(), app.access_log(), by(By::Signal))?;
+        let span = app.log_span();
         let operators = operators(admin.as_ref(), runs, by(By::Admin));
         tokio::select! {
             biased;
-            served = app.serve(shutdown) => served?,
+            served = app.serve(shutdown).instrument(span) => served?,
             never = signals => match never {},
             never = operators => match never {},
         }

@@ -1,6 +1,7 @@
 //! The binary: what it says, how it ends, and that it lives through what kills it.
 
 mod admin;
+mod log;
 mod relay;
 
 use std::fs;
@@ -49,6 +50,9 @@ fn the_help_names_every_setting() {
           --litellm-metadata-json <JSON>
               More for LiteLLM's spend logs: graph_id, existing_trace_id, session_id, trace_user_id
               [env: LITELLM_METADATA_JSON]
+          --traceparent <TRACEPARENT>
+              The span that the run is part of [default: none, or the trace existing_trace_id] [env:
+              TRACEPARENT]
           --litellm-host <HOST:PORT|URL>
               The upstream [default: litellm:4000] [env: LITELLM_HOST]
           --litellm-master-key-file <PATH>
@@ -98,6 +102,17 @@ fn the_help_names_every_setting() {
               The access log; `-` is standard output, `off` is none [default: -] [env: ACCESS_LOG_PATH]
           --metrics-addr <IP:PORT>
               Where Prometheus scrapes [default: off] [env: METRICS_ADDR]
+          --otel-exporter-otlp-endpoint <URL>
+              The OpenTelemetry collector that is sent spans, over HTTP [default: none] [env:
+              OTEL_EXPORTER_OTLP_ENDPOINT]
+          --otel-exporter-otlp-headers-file <PATH>
+              File with what is sent to the collector, name=value,… [env: OTEL_EXPORTER_OTLP_HEADERS or
+              OTEL_EXPORTER_OTLP_HEADERS_FILE]
+          --otel-service-name <NAME>
+              Who we are in spans [default: cogni-gateway] [env: OTEL_SERVICE_NAME]
+          --otel-traces-sampler-arg <SHARE>
+              How many of the runs without a TRACEPARENT are traced [default: 1.0] [env:
+              OTEL_TRACES_SAMPLER_ARG]
           --admin-socket-path <PATH>
               The operator's socket [default: none] [env: ADMIN_SOCKET_PATH]
           --workers <COUNT>
