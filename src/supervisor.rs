@@ -107,6 +107,7 @@ impl Supervisor {
     pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
         let lock = Lock::take(&settings.state_dir)?;
         let Parts { config, catalog, seats, journal, relay } = parts;
+        seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         let supervisor = Self(Arc::new(Shared {
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
@@ -172,6 +173,7 @@ impl Supervisor {
 
     /// Puts others in force, for runs that are accepted from now on.
     pub fn reload(&self, config: Config, catalog: Catalog) {
+        self.0.seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         self.0.config.store(Arc::new(config));
         self.0.catalog.store(Arc::new(catalog));
     }
@@ -186,7 +188,7 @@ impl Supervisor {
         };
         let housekeeping = async {
             while !stop.is_cancelled() {
-                self.tidy().await;
+                self.tidy(&stop).await;
                 tokio::select! {
                     () = sleep(TIDY_EVERY) => (),
                     () = stop.cancelled() => (),
@@ -211,7 +213,7 @@ impl Supervisor {
         finish.await;
     }
 
-    async fn tidy(&self) {
+    async fn tidy(&self, stop: &CancellationToken) {
         let forgotten = SystemTime::now().checked_sub(self.0.settings.retention);
         if let Some(before) = forgotten {
             match self.0.journal.forget(before).await {
@@ -221,7 +223,7 @@ impl Supervisor {
             }
         }
         if let Some(relay) = &self.0.relay
-            && let Err(error) = Box::pin(relay.resume(None)).await
+            && let Err(error) = Box::pin(relay.resume_due(stop)).await
         {
             tracing::error!("cannot resume deliveries: {:#}", anyhow::Error::new(error));
         }

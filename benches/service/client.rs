@@ -19,7 +19,12 @@ impl Client {
     }
 
     /// The status and the body.
-    pub(super) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
+    pub(super) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> (u16, Value) {
         let mut stream = self.open(method, path, body).await;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();

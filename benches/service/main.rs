@@ -125,7 +125,11 @@ async fn api(served: &Served, scale: &Scale) {
             }));
             took.extend(asked.await);
         }
-        println!("{what}, 8 at a time, beside {} live runs: {}", scale.live, percentiles(&mut took));
+        println!(
+            "{what}, 8 at a time, beside {} live runs: {}",
+            scale.live,
+            percentiles(&mut took)
+        );
     }
     served.cancel(&runs).await;
 }

@@ -35,6 +35,7 @@ impl Record {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: facts.policy.clone(),
             prices: "-".to_owned(),
+            trace: None,
         };
         let config = Config { path: Some(path), signing_key, ..Config::default() };
         Log::open(&config, &started).map(|(log, _)| Self(log))

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::delivery::Relayed;
 use super::envelope::{Envelope, Invalid};
@@ -42,8 +42,7 @@ pub struct RunResult {
 }
 
 /// Why a run is not ok.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
     /// It ran for as long as it may.
     Timeout,
@@ -65,10 +64,32 @@ pub enum ErrorCode {
     Cancelled,
 }
 
-impl fmt::Display for ErrorCode {
+impl ErrorCode {
     /// As in the result.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::OomKilled => "oom_killed",
+            Self::Internal => "internal",
+            Self::ContainerFailed => "container_failed",
+            Self::AgentFailed => "agent_failed",
+            Self::InvalidOutput => "invalid_output",
+            Self::OutputTruncated => "output_truncated",
+            Self::BudgetExhausted => "budget_exhausted",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for ErrorCode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
     }
 }
 

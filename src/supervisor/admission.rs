@@ -37,6 +37,20 @@ pub enum Refused {
     Journal(#[from] db::Error),
 }
 
+impl Refused {
+    /// For programs: stable, and documented.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Draining => "draining",
+            Self::Full(_) => "too_many_runs",
+            Self::NoAgent(_) => "no_such_agent",
+            Self::Invalid(_) => "invalid",
+            Self::Conflict(_) => "idempotency_conflict",
+            Self::Journal(_) => "not_written",
+        }
+    }
+}
+
 /// Whoever holds it is one of so many.
 pub(super) type Place = OwnedSemaphorePermit;
 
@@ -46,6 +60,11 @@ impl Supervisor {
     /// # Errors
     /// Why it is not accepted.
     pub async fn start(&self, wanted: Wanted, key: Option<String>) -> Result<Started, Refused> {
+        let started = self.try_start(wanted, key).await;
+        started.inspect_err(|refused| self.0.seats.metrics().admission_refused(refused.code()))
+    }
+
+    async fn try_start(&self, wanted: Wanted, key: Option<String>) -> Result<Started, Refused> {
         if self.is_draining() {
             return Err(Refused::Draining);
         }

@@ -1,9 +1,12 @@
 //! One run of a service, from its row to its end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
+use futures_util::FutureExt;
 use serde_json::json;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::script::Script;
@@ -11,7 +14,7 @@ use super::wanted::Line;
 use super::{Shared, Wanted, ending};
 use crate::catalog::Entry;
 use crate::journal::{Ended, Feed, Kind};
-use crate::runner::delivery::Target;
+use crate::runner::delivery::{Relayed, Target};
 use crate::runner::{ErrorCode, Order, Prepared, RunResult};
 use crate::sandbox::output::{Output, Stream};
 
@@ -28,11 +31,11 @@ pub(super) enum Failed {
 
 impl Failed {
     /// As a result's.
-    pub(super) fn code(&self) -> String {
+    pub(super) fn code(&self) -> &'static str {
         match self {
-            Self::Cancelled => ErrorCode::Cancelled.to_string(),
-            Self::Branch(_) => "branch_unavailable".to_owned(),
-            Self::Internal(_) => ErrorCode::Internal.to_string(),
+            Self::Cancelled => ErrorCode::Cancelled.as_str(),
+            Self::Branch(_) => "branch_unavailable",
+            Self::Internal(_) => ErrorCode::Internal.as_str(),
         }
     }
 }
@@ -46,7 +49,12 @@ impl Shared {
         cancel: CancellationToken,
     ) {
         let run = async {
+            let (metrics, begun) = (self.seats.metrics(), Instant::now());
+            let live = metrics.sandbox_started(&wanted.agent);
             let done = Box::pin(self.try_run(wanted, feed, cancel)).await;
+            drop(live);
+            metrics.sandbox_ended(&wanted.agent, outcome(&done), begun.elapsed());
+            metrics.events_dropped(feed.dropped());
             if let Err(error) = &done {
                 tracing::error!(run = feed.run(), "the run has failed: {error:#}");
             }
@@ -71,12 +79,15 @@ impl Shared {
             &json!({"run": run, "agent": entry.name, "model": order.model()}),
         );
         if let Some(line) = wanted.line(run).map_err(anyhow::Error::from)? {
-            let target = Box::pin(self.target(wanted, &line, &entry));
+            let target = self.target(wanted, &line, &entry).boxed();
             let begun = cancel.run_until_cancelled(target).await.ok_or(Failed::Cancelled)?;
             order.target = Some(begun.map_err(Failed::Branch)?);
         }
+        let driver = order.driver.name();
         let prepared = self.prepare(order).await?;
-        Ok(self.follow(prepared, &entry, feed, cancel).await)
+        let result = self.follow(prepared, &entry, feed, cancel).await;
+        self.count(driver, &result);
+        Ok(result)
     }
 
     async fn target(&self, wanted: &Wanted, line: &Line, entry: &Entry) -> anyhow::Result<Target> {
@@ -102,7 +113,18 @@ impl Shared {
     ) -> RunResult {
         let script = Script::new(feed.clone(), entry.stream);
         let output = Output::of(Stream::Stderr, prepared.max_output_bytes(), script);
-        Box::pin(prepared.run_into(output, cancel)).await
+        // Boxed without its type: the compiler looks for `Send` through all of it otherwise, and gives up.
+        prepared.run_into(output, cancel).boxed().await
+    }
+
+    fn count(&self, driver: &'static str, result: &RunResult) {
+        let metrics = self.seats.metrics();
+        if let Some(start) = result.timings.start_ms {
+            metrics.sandbox_start(driver, Duration::from_millis(start));
+        }
+        if let Some(Relayed::Delivered(delivered)) = &result.relay {
+            metrics.relay_delivered(delivered.verdict.unwrap_or("none"));
+        }
     }
 
     /// What cannot be written is tried again: nobody else will end it.
@@ -116,5 +138,12 @@ impl Shared {
     }
 }
 
-const FIRST_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
-const LAST_PAUSE: std::time::Duration = std::time::Duration::from_secs(30);
+fn outcome(done: &Result<RunResult, Failed>) -> &'static str {
+    match done {
+        Ok(result) => result.error_code.map_or("ok", ErrorCode::as_str),
+        Err(failed) => failed.code(),
+    }
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@ use crate::runner::RunResult;
 pub(super) fn of(done: Result<RunResult, Failed>, feed: &Feed) -> Ended {
     match done {
         Ok(result) => of_result(result, feed),
-        Err(error) => failed(&error.code(), &error.to_string(), feed),
+        Err(error) => failed(error.code(), &error.to_string(), feed),
     }
 }
 

@@ -41,7 +41,8 @@ impl Place {
         let provider = provider::start(script).await;
         let mut place = Self { directory, provider, token: String::new(), variables: vec![] };
         place.write_config("");
-        place.token = place.mint(&["--allow-sandbox", "--agent", "*", "--account", "*", "--repo", "*"]);
+        place.token =
+            place.mint(&["--allow-sandbox", "--agent", "*", "--account", "*", "--repo", "*"]);
         place
     }
 
@@ -196,11 +197,13 @@ pub(crate) fn ask(text: &str) -> Value {
 fn processes(run_dir: &Path) -> Vec<String> {
     let place = run_dir.display().to_string();
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok()?.parse::<u32>().ok());
+    let pids =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()?.parse::<u32>().ok());
     let lines = pids.filter_map(|pid| {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/mounts")).ok()?;
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-        (cgroup.contains(&place) && !name.starts_with("cogni-gateway")).then(|| format!("{pid} {name}"))
+        (cgroup.contains(&place) && !name.starts_with("cogni-gateway"))
+            .then(|| format!("{pid} {name}"))
     });
     lines.collect()
 }
