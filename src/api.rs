@@ -10,16 +10,21 @@
 
 #![expect(unused_qualifications, reason = "the macros that describe handlers write whole paths")]
 
+mod agents;
+mod ask;
+mod chat;
 mod document;
 mod error;
 mod events;
 mod extract;
 mod health;
+mod records;
 mod runs;
 mod server;
 mod trace;
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use axum::extract::DefaultBodyLimit;
 use axum::{Router, middleware};
@@ -27,8 +32,11 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::grant::{Grant, Grants};
-use crate::journal::{Journal, Row};
+use crate::base::drain::Drain;
+use crate::catalog::available::Availability;
+use crate::grant::{Access, Grant, Grants, Terms};
+use crate::journal::Row;
+use crate::supervisor::Supervisor;
 
 pub use server::Listener;
 
@@ -40,7 +48,12 @@ pub struct Api {
     pub grants: Grants,
     /// What everybody may do who can connect, where no grant is asked for.
     pub anybody: Option<Arc<Grant>>,
-    pub journal: Journal,
+    pub supervisor: Supervisor,
+    pub availability: Availability,
+    /// What requests leave behind, and must not be lost.
+    pub tasks: Drain,
+    /// Held while a grant's runs are counted.
+    pub admission: tokio::sync::Mutex<()>,
 }
 
 impl Api {
@@ -49,12 +62,29 @@ impl Api {
         let (router, document) = routes();
         let document: Arc<str> = document.to_json().expect("it has texts as keys").into();
         router
-            .route(document::PATH, axum::routing::get(async || document::answer(document)))
+            .route(document::PATH, axum::routing::get(async move || document::answer(&document)))
             .fallback(async || Error::NoSuchPath)
             .method_not_allowed_fallback(async || Error::Method)
             .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
             .layer(middleware::from_fn(trace::trace))
             .with_state(self)
+    }
+
+    /// The grant of everybody, where none is asked for.
+    pub fn anybody() -> Grant {
+        let pattern = |text: &str| text.parse().expect("it is a pattern");
+        let terms = Terms {
+            access: Access::ALL.into(),
+            allow_sandbox: true,
+            agents: vec![pattern("*")],
+            // The first pays where nobody is named.
+            accounts: vec![pattern("anybody"), pattern("*")],
+            repositories: vec![pattern("*")],
+            ..Terms::default()
+        };
+        let (id, name) = ("anybody".to_owned(), "anybody".to_owned());
+        let created = UNIX_EPOCH;
+        Grant { id, name, terms, created, expires: None, revoked: None, used: None }
     }
 
     /// What is served at [`document::PATH`].
@@ -64,7 +94,7 @@ impl Api {
 
     /// A run that the caller may see.
     async fn run_of(&self, caller: &Caller, id: &str) -> Result<Row, Error> {
-        let row = self.journal.run(id).await?;
+        let row = self.supervisor.journal().run(id).await?;
         let may_see = |row: &Row| row.grant == caller.0.id || caller.0.is_admin();
         row.filter(may_see).ok_or_else(|| Error::no_such_run(id))
     }
@@ -74,9 +104,17 @@ fn routes() -> (Router<Arc<Api>>, OpenApi) {
     OpenApiRouter::with_openapi(document::head())
         .routes(routes!(health::alive))
         .routes(routes!(health::ready))
-        .routes(routes!(runs::list))
+        .routes(routes!(agents::list))
+        .routes(routes!(chat::chat))
+        .routes(routes!(runs::create, runs::list))
         .routes(routes!(runs::show))
+        .routes(routes!(runs::cancel))
         .routes(routes!(events::of_run))
+        .routes(routes!(records::output))
+        .routes(routes!(records::audit))
+        .routes(routes!(records::relay))
+        .routes(routes!(records::artifacts))
+        .routes(routes!(records::artifact))
         .split_for_parts()
 }
 

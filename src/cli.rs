@@ -15,6 +15,7 @@ pub mod provider;
 pub mod proxy;
 pub mod relay;
 pub mod run;
+pub mod serve;
 pub mod shared;
 pub mod sweep;
 pub mod token;
@@ -57,6 +58,7 @@ pub fn command() -> Command {
         .subcommand(agents::Args::augment_args(
             Command::new("agents").about("List the agents of the catalog that can run here"),
         ))
+        .subcommand(serve::command())
         .subcommand(sweep::Args::augment_args(
             Command::new("sweep").about("Show what crashed runs have left behind, or remove it"),
         ))
@@ -106,6 +108,7 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("shared", matches)) => shared::run(matches),
         Some(("run", matches)) => run::run(matches, out),
         Some(("agents", matches)) => agents::run(&agents::Args::from_arg_matches(matches)?, out),
+        Some(("serve", matches)) => serve::run(matches),
         Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
         Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
         Some(("doctor", matches)) => doctor::run(&doctor::Args::from_arg_matches(matches)?, out),

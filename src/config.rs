@@ -116,9 +116,13 @@ impl Config {
     /// # Errors
     /// What is missing or does not fit together, and what to do about it.
     pub fn check(&self) -> anyhow::Result<()> {
-        match &self.shared {
-            None => self.check_identity()?,
-            Some(shared) => shared.check()?,
+        match (&self.shared, &self.serve) {
+            (None, None) => self.check_identity()?,
+            (Some(shared), None) => shared.check()?,
+            (None, Some(serve)) => serve.check()?,
+            (Some(_), Some(_)) => {
+                bail!("both `[shared]` and `[serve]` are given; one process is one of them")
+            }
         }
         if self.upstream.api_key.is_empty() {
             bail!(

@@ -88,12 +88,13 @@ impl Grant {
     /// # Errors
     /// The repository is not among those it names.
     pub fn allows_repository(&self, url: &str) -> Result<(), Denied> {
+        let is_local = |text: &str| text.starts_with("file://");
         let bare = url.strip_suffix(".git").unwrap_or(url);
-        let is_named = self
-            .terms
-            .repositories
-            .iter()
-            .any(|pattern| pattern.matches(bare) || pattern.matches(url));
+        // What is on this machine is named on purpose: a `*` alone is for forges.
+        let is_named = self.terms.repositories.iter().any(|pattern| {
+            is_local(pattern.as_str()) == is_local(url)
+                && (pattern.matches(bare) || pattern.matches(url))
+        });
         if is_named { Ok(()) } else { Err(Denied::Repository(url.to_owned())) }
     }
 

@@ -1,6 +1,4 @@
-//! The service's description of itself, as OpenAPI 3.1.
-
-use std::sync::Arc;
+//! The service's description of itself, as `OpenAPI` 3.1.
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -44,8 +42,8 @@ pub(super) fn head() -> Document {
     Head::openapi()
 }
 
-pub(super) fn answer(document: Arc<str>) -> Response {
-    ([(CONTENT_TYPE, "application/json")], document.to_string()).into_response()
+pub(super) fn answer(document: &str) -> Response {
+    ([(CONTENT_TYPE, "application/json")], document.to_owned()).into_response()
 }
 
 const ABOUT: &str = "\

@@ -1,5 +1,7 @@
 //! What a caller is told when something is not done: always JSON, always with a code that stays the same.
 
+use std::fmt;
+
 use axum::Json;
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
@@ -9,6 +11,7 @@ use utoipa::ToSchema;
 
 use crate::base::db;
 use crate::grant::{self, Denied};
+use crate::supervisor::Refused;
 
 /// Why a request was not done.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +34,8 @@ pub(super) enum Error {
     Parameter(String),
     #[error("{0}")]
     Invalid(String),
+    #[error("{0}")]
+    NoSuchAgent(String),
     /// It is well-formed, and contradicts what is.
     #[error("{message}")]
     Conflict { code: &'static str, message: String },
@@ -64,11 +69,11 @@ impl Error {
         Self::NotFound(format!("run `{}` that this grant can see", shortened(id)))
     }
 
-    pub(super) fn parameter(message: impl ToString) -> Self {
+    pub(super) fn parameter(message: impl fmt::Display) -> Self {
         Self::Parameter(message.to_string())
     }
 
-    pub(super) fn invalid(message: impl ToString) -> Self {
+    pub(super) fn invalid(message: impl fmt::Display) -> Self {
         Self::Invalid(message.to_string())
     }
 
@@ -89,6 +94,7 @@ impl Error {
             Self::MediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
             Self::Parameter(_) => (StatusCode::BAD_REQUEST, "invalid_parameter"),
             Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request"),
+            Self::NoSuchAgent(_) => (StatusCode::UNPROCESSABLE_ENTITY, "no_such_agent"),
             Self::Conflict { code, .. } => (StatusCode::CONFLICT, code),
             Self::Busy { code, .. } => (StatusCode::SERVICE_UNAVAILABLE, code),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
@@ -123,6 +129,20 @@ impl From<grant::Error> for Error {
         match error {
             grant::Error::Denied(denied) => Self::Denied(denied),
             error => Self::internal(error),
+        }
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            Refused::Draining => Self::Busy { code: "draining", message },
+            Refused::Full(_) => Self::Busy { code: "overloaded", message },
+            Refused::NoAgent(_) => Self::NoSuchAgent(message),
+            Refused::Invalid(_) => Self::Invalid(message),
+            Refused::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
+            Refused::Journal(error) => Self::internal(error),
         }
     }
 }

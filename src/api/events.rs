@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, KeepAliveStream, Sse};
 use futures_util::{Stream, StreamExt};
@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 
 use super::Api;
 use super::error::{Error, ErrorBody};
-use super::extract::{Asked, Caller};
+use super::extract::{Asked, At, Caller};
 use crate::base::db;
 use crate::grant::Access;
 use crate::journal::Event;
@@ -47,14 +47,14 @@ pub(super) struct From {
 pub(super) async fn of_run(
     caller: Caller,
     State(api): State<Arc<Api>>,
-    Path(id): Path<String>,
+    At(id): At<String>,
     Asked(from): Asked<From>,
     headers: HeaderMap,
 ) -> Result<Sse<KeepAliveStream<impl Stream<Item = Told> + use<>>>, Error> {
     caller.may(Access::Read)?;
     let row = api.run_of(&caller, &id).await?;
     let after = last_event(&headers)?.or(from.after).unwrap_or_default();
-    Ok(stream(api.journal.follow(&row.id, after)))
+    Ok(stream(api.supervisor.journal().follow(&row.id, after)))
 }
 
 /// What a watcher is told next. An error breaks the connection, so that whoever watches comes back.

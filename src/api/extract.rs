@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
@@ -21,6 +21,9 @@ pub(super) struct Caller(pub(super) Arc<Grant>);
 
 /// A body of JSON.
 pub(super) struct Body<T>(pub(super) T);
+
+/// What stands in the path.
+pub(super) struct At<T>(pub(super) T);
 
 /// The query.
 pub(super) struct Asked<T>(pub(super) T);
@@ -58,7 +61,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<Api>> for Body<T> {
         if !is_json(request.headers()) {
             return Err(Error::MediaType);
         }
-        let bytes = Bytes::from_request(request, api).await.map_err(broken)?;
+        let bytes = Bytes::from_request(request, api).await;
+        let bytes = bytes.map_err(|rejection| broken(&rejection, MAX_BODY_BYTES))?;
         serde_json::from_slice(&bytes).map(Self).map_err(|error| match error.classify() {
             serde_json::error::Category::Data => Error::invalid(error),
             _ => Error::Json(error.to_string()),
@@ -72,10 +76,20 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind.eq_ignore_ascii_case("application/json")
 }
 
-fn broken(rejection: BytesRejection) -> Error {
+/// Why a body of at most `limit` bytes did not come.
+pub(super) fn broken(rejection: &BytesRejection, limit: usize) -> Error {
     match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Error::TooLarge(MAX_BODY_BYTES),
+        StatusCode::PAYLOAD_TOO_LARGE => Error::TooLarge(limit),
         _ => Error::Json("it broke off".to_owned()),
+    }
+}
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Api>> for At<T> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        let path = Path::from_request_parts(parts, api).await;
+        path.map(|Path(at)| Self(at)).map_err(|_| Error::parameter("the path is not UTF-8"))
     }
 }
 

@@ -1,11 +1,14 @@
 //! Whether the process is alive, and whether it can take work.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use rustix::fs::Access;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -21,9 +24,15 @@ pub(super) struct Alive {
 /// Whether runs can be accepted, and what stands in the way.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Ready {
-    ready: bool,
+    #[serde(rename = "ready")]
+    can_accept: bool,
     /// By what is looked at: `ok`, or why not.
     checks: BTreeMap<&'static str, String>,
+    /// Runs that have not ended.
+    runs: usize,
+    /// Whether the models can be reached is seen by runs only: nothing is asked of the upstream here.
+    #[schema(example = "not probed")]
+    upstream: &'static str,
 }
 
 /// Whether the process is alive
@@ -50,11 +59,38 @@ pub(super) async fn alive() -> Json<Alive> {
     )
 )]
 pub(super) async fn ready(State(api): State<Arc<Api>>) -> (StatusCode, Json<Ready>) {
-    let database = api.journal.probe().await.map_err(|error| error.to_string());
-    let checks = [("database", database)];
+    let checks = [
+        ("accepting", accepting(&api)),
+        ("agents", agents(&api).await),
+        ("database", api.supervisor.journal().probe().await.map_err(|error| error.to_string())),
+        ("run_dir", writable(&api.supervisor.settings().host.run_dir)),
+    ];
     let ready = checks.iter().all(|(_, found)| found.is_ok());
     let said = |found: Result<(), String>| found.err().unwrap_or_else(|| "ok".to_owned());
     let checks = checks.into_iter().map(|(what, found)| (what, said(found))).collect();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(Ready { ready, checks }))
+    let runs = api.supervisor.live();
+    (status, Json(Ready { can_accept: ready, checks, runs, upstream: "not probed" }))
+}
+
+fn accepting(api: &Api) -> Result<(), String> {
+    if api.supervisor.is_draining() { Err("draining".to_owned()) } else { Ok(()) }
+}
+
+/// One is enough: what is wrong with the others, `GET /api/v1/ai/agents?all=1` says.
+async fn agents(api: &Api) -> Result<(), String> {
+    let agents = api.agents().await;
+    if agents.iter().any(|agent| agent.available) {
+        return Ok(());
+    }
+    let why = agents.into_iter().find_map(|agent| agent.reason);
+    Err(format!("no agent can run here: {}", why.unwrap_or_else(|| "there is none".to_owned())))
+}
+
+/// Whether runs can be given directories. It is made with the first of them.
+fn writable(directory: &Path) -> Result<(), String> {
+    let found = directory.ancestors().find(|path| fs::metadata(path).is_ok());
+    let place = found.unwrap_or(Path::new("/"));
+    rustix::fs::access(place, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| format!("`{}` cannot be written: {error}", place.display()))
 }

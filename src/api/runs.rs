@@ -1,19 +1,24 @@
-//! Runs: listed, looked at.
+//! Runs: begun, listed, looked at, ended.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
+use axum::http::header::LOCATION;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
+use super::ask::NewRun;
 use super::error::{Error, ErrorBody};
-use super::extract::{Asked, Caller};
-use crate::grant::Access;
+use super::extract::{Asked, At, Body, Caller};
+use crate::grant::{Access, Denied};
 use crate::journal::{self, Filter, Row};
+use crate::supervisor::Started;
 
 /// One run.
 #[derive(Serialize, ToSchema)]
@@ -72,6 +77,107 @@ pub(super) struct Which {
     limit: Option<u32>,
 }
 
+/// Begin a run
+///
+/// Asked again with the same `Idempotency-Key` and the same body, it is the same run.
+#[utoipa::path(
+    post,
+    path = "/api/v1/runs",
+    tag = "runs",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters")),
+    request_body = NewRun,
+    responses(
+        (status = 201, description = "It was accepted, and begins", body = Run,
+         headers(("location" = String, description = "The run's path"))),
+        (status = 200, description = "It was accepted before", body = Run),
+        (status = 400, description = "`invalid_json`, `invalid_parameter`", body = ErrorBody),
+        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
+        (status = 403, description = "`forbidden`, `forbidden_agent`, `forbidden_account`, `forbidden_repo`, `sandbox_not_allowed`", body = ErrorBody),
+        (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
+        (status = 413, description = "`body_too_large`", body = ErrorBody),
+        (status = 415, description = "`unsupported_media_type`", body = ErrorBody),
+        (status = 422, description = "`invalid_request`, `no_such_agent`", body = ErrorBody),
+        (status = 429, description = "`too_many_runs`: of this grant", body = ErrorBody),
+        (status = 503, description = "`draining`, `overloaded`", body = ErrorBody)
+    )
+)]
+pub(super) async fn create(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    headers: HeaderMap,
+    Body(run): Body<NewRun>,
+) -> Result<Response, Error> {
+    let Started { run, is_known } = start(&api, &caller, &headers, run).await?;
+    let row = api.supervisor.journal().run(&run).await?.ok_or_else(|| Error::no_such_run(&run))?;
+    let path = HeaderValue::from_str(&format!("/api/v1/runs/{run}")).expect("it is a plain name");
+    let status = if is_known { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, [(LOCATION, path)], Json(Run::from(row))).into_response())
+}
+
+/// Begins a run, if the grant allows it.
+pub(super) async fn start(
+    api: &Api,
+    caller: &Caller,
+    headers: &HeaderMap,
+    run: NewRun,
+) -> Result<Started, Error> {
+    let key = idempotency_key(headers)?;
+    let wanted = run.allowed_by(&caller.0)?;
+    // Held until the run is counted, so that two who ask at once do not both get the last place.
+    let _one_at_a_time = match caller.0.terms.max_runs {
+        None => None,
+        Some(most) => {
+            let turn = api.admission.lock().await;
+            if api.supervisor.journal().open_of(&caller.0.id).await? >= most {
+                return Err(Denied::Runs(most).into());
+            }
+            Some(turn)
+        }
+    };
+    Ok(api.supervisor.start(wanted, key).await?)
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Error> {
+    let Some(given) = headers.get("idempotency-key") else { return Ok(None) };
+    let given = given.to_str().unwrap_or_default();
+    if !(1..=255).contains(&given.len()) || !given.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(Error::parameter("`Idempotency-Key` has 1 to 255 visible characters"));
+    }
+    Ok(Some(given.to_owned()))
+}
+
+pub(super) fn id_header(run: &str) -> HeaderValue {
+    HeaderValue::from_str(run).expect("the service has made it of plain characters")
+}
+
+/// End a run
+///
+/// It is over some moments later. A run that has ended stays as it is.
+#[utoipa::path(
+    post,
+    path = "/api/v1/runs/{id}/cancel",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 202, description = "The run, which will end soon", body = Run),
+        (status = 200, description = "The run, which had ended", body = Run),
+        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
+        (status = 403, description = "`forbidden`", body = ErrorBody),
+        (status = 404, description = "`not_found`", body = ErrorBody)
+    )
+)]
+pub(super) async fn cancel(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    At(id): At<String>,
+) -> Result<(StatusCode, Json<Run>), Error> {
+    caller.may(Access::Runs).or_else(|denied| caller.may(Access::Admin).map_err(|_| denied))?;
+    let row = api.run_of(&caller, &id).await?;
+    let state = api.supervisor.cancel(&row.id).await?.map_err(|_| Error::no_such_run(&id))?;
+    let is_over = state == journal::State::Ended;
+    Ok((if is_over { StatusCode::OK } else { StatusCode::ACCEPTED }, Json(row.into())))
+}
+
 /// List runs, newest first
 #[utoipa::path(
     get,
@@ -102,7 +208,8 @@ pub(super) async fn list(
         before: which.cursor,
         limit: limit + 1,
     };
-    let mut runs: Vec<_> = api.journal.list(filter).await?.into_iter().map(Run::from).collect();
+    let mut runs: Vec<_> =
+        api.supervisor.journal().list(filter).await?.into_iter().map(Run::from).collect();
     let is_all = runs.len() <= limit as usize;
     runs.truncate(limit as usize);
     let next = runs.last().filter(|_| !is_all).map(|run| run.id.clone());
@@ -125,7 +232,7 @@ pub(super) async fn list(
 pub(super) async fn show(
     caller: Caller,
     State(api): State<Arc<Api>>,
-    Path(id): Path<String>,
+    At(id): At<String>,
 ) -> Result<Json<Run>, Error> {
     caller.may(Access::Read)?;
     Ok(Json(api.run_of(&caller, &id).await?.into()))

@@ -14,6 +14,7 @@ use crate::base::unix::Listener;
 use crate::config::Config;
 use crate::gateway::Gateway;
 use crate::gateway::server::socket;
+use crate::observe::access_log;
 use crate::observe::metrics::Metrics;
 use crate::run::Run;
 
@@ -82,6 +83,11 @@ impl Seats {
     /// Everything there is to scrape, as Prometheus text.
     pub fn scrape(&self) -> Vec<u8> {
         self.runs.scrape()
+    }
+
+    /// Of all runs, to be opened anew after a rotation.
+    pub fn access_log(&self) -> Arc<access_log::Log> {
+        Arc::new(self.runs.access_log().clone())
     }
 
     /// For what runs beside the runs, and ends with the process.

@@ -1,7 +1,6 @@
 //! `cogni-gateway grant`: who may ask the service for what, beside the running service or before its first start.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -9,6 +8,7 @@ use anyhow::bail;
 use clap::Subcommand;
 use serde_json::{Value, json};
 
+use super::relay::StateDir;
 use crate::base::db::Database;
 use crate::budget::{Limits, Nanodollars, Tokens};
 use crate::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
@@ -21,7 +21,7 @@ pub enum Command {
     /// Show all grants
     List {
         #[command(flatten)]
-        place: Place,
+        place: StateDir,
 
         /// Those that are worth nothing any more, too
         #[arg(long)]
@@ -34,32 +34,24 @@ pub enum Command {
     /// Show one grant, and all that it allows
     Show {
         #[command(flatten)]
-        place: Place,
+        place: StateDir,
 
         id: String,
     },
     /// Make a grant worthless; a running service knows within half a second
     Revoke {
         #[command(flatten)]
-        place: Place,
+        place: StateDir,
 
         id: String,
     },
-}
-
-/// Where the service keeps its state.
-#[derive(Debug, clap::Args)]
-pub struct Place {
-    /// The service's directory, as `serve.state_dir` names it
-    #[arg(long, value_name = "DIR", env = "COGNI_STATE_DIR", default_value = "/var/lib/cogni")]
-    state_dir: PathBuf,
 }
 
 /// The terms of a new grant.
 #[derive(Debug, clap::Args)]
 pub struct Mint {
     #[command(flatten)]
-    place: Place,
+    place: StateDir,
 
     /// Who has it, for people
     #[arg(long)]
@@ -128,13 +120,13 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         match command {
             Command::Mint(wanted) => mint(*wanted, out).await?,
-            Command::List { place, all, json } => list(&place.open()?, all, json, out).await?,
+            Command::List { place, all, json } => list(&open(&place)?, all, json, out).await?,
             Command::Show { place, id } => {
-                let grant = place.open()?.show(&id).await?;
+                let grant = open(&place)?.show(&id).await?;
                 writeln!(out, "{:#}", described(&grant, SystemTime::now()))?;
             }
             Command::Revoke { place, id } => {
-                let grant = place.open()?.revoke(&id).await?;
+                let grant = open(&place)?.revoke(&id).await?;
                 writeln!(out, "{} ({}) is revoked", grant.id, grant.name)?;
             }
         }
@@ -167,7 +159,7 @@ async fn mint(wanted: Mint, out: &mut impl Write) -> anyhow::Result<()> {
     }
     let now = SystemTime::now();
     let expires = wanted.ttl.map(|ttl| now + ttl);
-    let (grant, token) = place.open()?.mint(&name, terms, expires).await?;
+    let (grant, token) = open(&place)?.mint(&name, terms, expires).await?;
     if wanted.json {
         let mut all = described(&grant, now);
         all["token"] = token.expose().into();
@@ -201,10 +193,8 @@ async fn list(grants: &Grants, all: bool, json: bool, out: &mut impl Write) -> a
     Ok(())
 }
 
-impl Place {
-    fn open(&self) -> anyhow::Result<Grants> {
-        Ok(Grants::new(Database::open(&self.state_dir.join("state.db"), &[SCHEMA])?))
-    }
+fn open(place: &StateDir) -> anyhow::Result<Grants> {
+    Ok(Grants::new(Database::open(&place.path().join("state.db"), &[SCHEMA])?))
 }
 
 fn described(grant: &Grant, now: SystemTime) -> Value {

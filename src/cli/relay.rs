@@ -197,7 +197,7 @@ fn status(is_well: bool) -> ExitCode {
 }
 
 /// Where a user's programs keep what outlives them (XDG Base Directory Specification).
-fn default_state() -> PathBuf {
+pub(super) fn default_state() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/var/lib/cogni");
     }

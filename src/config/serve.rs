@@ -9,6 +9,8 @@ use std::time::Duration;
 use anyhow::bail;
 use serde::Deserialize;
 
+use crate::catalog::Maker;
+
 /// Agents, chats and runs over HTTP: `cogni-gateway serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,9 +24,16 @@ pub struct Serve {
     pub run_dir: PathBuf,
     /// A file for each agent; without it, those that this program brings along.
     pub agents_dir: Option<PathBuf>,
+    /// For agents that do not say.
+    pub driver: Maker,
     pub docker_socket: PathBuf,
+    /// Whether the embedded driver may do without limits on memory, processes and processors.
+    pub allow_unlimited: bool,
     /// At the same time; more are refused.
     pub max_runs: usize,
+    /// Between SIGTERM and SIGKILL, for a sandbox.
+    #[serde(with = "humantime_serde")]
+    pub grace: Duration,
     /// How long runs may go on after SIGTERM.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
@@ -66,6 +75,21 @@ impl Serve {
         }
     }
 
+    /// Says whether others may follow these while the service runs.
+    ///
+    /// # Errors
+    /// What needs a restart.
+    pub fn check_lasting(&self, next: &Self) -> anyhow::Result<()> {
+        // Agents are read again, from wherever they are now.
+        let same = Self { agents_dir: self.agents_dir.clone(), ..next.clone() };
+        if same != *self {
+            bail!(
+                "`[serve]` cannot change while it serves, but for `agents_dir`; restart for that"
+            );
+        }
+        Ok(())
+    }
+
     /// The service's database.
     pub fn database(&self) -> PathBuf {
         self.state_dir.join("state.db")
@@ -80,9 +104,12 @@ impl Default for Serve {
             state_dir: PathBuf::from("/var/lib/cogni"),
             run_dir: PathBuf::from("/run/cogni"),
             agents_dir: None,
+            driver: Maker::Auto,
             docker_socket: PathBuf::from("/var/run/docker.sock"),
+            allow_unlimited: false,
             // A sandbox is given 512 MiB by default, of which few use all.
             max_runs: 64,
+            grace: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             retention: Duration::from_hours(30 * 24),
             receipt_bound: Duration::from_mins(15),

@@ -3,7 +3,7 @@
 use std::fs;
 
 use cogni_gateway::catalog::Catalog;
-use cogni_gateway::config::Config;
+use cogni_gateway::config::{Config, Serve};
 use cogni_gateway::runner::Request;
 use cogni_gateway::sandbox::spec::Limits;
 use serde::de::DeserializeOwned;
@@ -24,7 +24,14 @@ fn the_commented_settings_are_understood() {
 /// Each table is asked for a key that no table has; the answer names those that it has.
 #[test]
 fn the_example_configuration_leaves_nothing_out() {
-    assert_complete::<Config>(&uncommented());
+    // The service has a file of its own.
+    assert_complete::<Config>(&format!("{}\n{}", uncommented(), all_of(&service())));
+}
+
+#[test]
+fn the_example_of_a_service_is_the_default() {
+    let config = Config { serve: Some(Serve::default()), ..Config::default() };
+    assert_eq!(toml::from_str::<Config>(&service()).unwrap(), config);
 }
 
 fn assert_complete<T: DeserializeOwned>(text: &str) {
@@ -60,6 +67,10 @@ fn table_in(value: &toml::Value) -> &toml::Table {
 
 fn example() -> String {
     fs::read_to_string("config/gateway.toml").unwrap()
+}
+
+fn service() -> String {
+    fs::read_to_string("config/serve.toml").unwrap()
 }
 
 fn uncommented() -> String {

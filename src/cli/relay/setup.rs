@@ -75,6 +75,17 @@ impl StateDir {
 }
 
 impl Setup {
+    /// Where it is told to keep what outlives a run.
+    pub fn state_dir(&self) -> Option<PathBuf> {
+        self.state.state_dir.clone()
+    }
+
+    /// Has it keep that in a directory, whatever it was told.
+    #[must_use]
+    pub fn at(self, state_dir: PathBuf) -> Self {
+        Self { state: StateDir { state_dir: Some(state_dir) }, ..self }
+    }
+
     /// Opens the relay; `known` are secrets of this host that must not be in anybody's work. Blocks.
     ///
     /// # Errors

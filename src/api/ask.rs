@@ -1,0 +1,227 @@
+//! What somebody asks for, turned into what the supervisor wants, as far as the grant allows.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::error::Error;
+use crate::budget::{Limits, Nanodollars, Tokens};
+use crate::grant::{Access, Grant};
+use crate::relay::repository::Repository;
+use crate::run::{NAME_RULE, is_name};
+use crate::runner;
+use crate::supervisor::wanted::{Branch, Wanted};
+
+/// A run, as its maker asks for it.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewRun {
+    /// An agent of `GET /api/v1/ai/agents`, by its `agentId`.
+    #[schema(example = "sandbox:agent")]
+    pub(super) agent: String,
+    /// The model; else the agent's own.
+    pub(super) model: Option<String>,
+    /// What was said, the last by the user.
+    #[schema(min_items = 1)]
+    pub(super) messages: Vec<Message>,
+    /// Who pays; else the grant's first account.
+    pub(super) account: Option<String>,
+    /// The conversation that the run is a part of.
+    pub(super) state_key: Option<String>,
+    /// The repository that it works on, by its URL.
+    #[schema(example = "https://github.com/acme/site")]
+    pub(super) repo: Option<String>,
+    /// The branch that the work is for; else the repository's default branch.
+    pub(super) base: Option<String>,
+    /// Names the branch `sandbox/<key>` that the work goes to. Without it and `work_item` nothing is delivered.
+    pub(super) branch_key: Option<String>,
+    /// Names the branch where `branch_key` does not.
+    pub(super) work_item: Option<String>,
+    /// Ask for a pull request, too.
+    #[serde(default)]
+    pub(super) pull_request: bool,
+    /// What the run may spend; what the agent and the grant allow at most holds in any case.
+    #[serde(default)]
+    pub(super) budget: Budget,
+    /// When the run is ended.
+    #[serde(default, deserialize_with = "duration")]
+    #[schema(value_type = Option<String>, pattern = "^([0-9]+(ms|s|m|h|d) ?)+$", example = "10m")]
+    pub(super) max_runtime: Option<Duration>,
+    /// Stands in LiteLLM's spend logs, beside what stands there anyway.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    pub(super) metadata: Map<String, Value>,
+}
+
+/// Something that was said.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Message {
+    pub(super) role: Role,
+    #[schema(example = "What is a socket?")]
+    pub(super) content: String,
+}
+
+/// Who has said it.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+/// What a run may spend. What is left out is no limit.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Budget {
+    /// Calls that make a model generate.
+    max_turns: Option<u64>,
+    max_total_tokens: Option<u64>,
+    max_input_tokens: Option<u64>,
+    max_output_tokens: Option<u64>,
+    /// Dollars, as a text, because a JSON number is a float to many.
+    #[serde(deserialize_with = "dollars")]
+    #[schema(value_type = Option<String>, pattern = "^[0-9]{1,9}([.][0-9]{1,9})?$", example = "2.50")]
+    max_cost_usd: Option<Nanodollars>,
+    /// Calls open at the same time.
+    #[schema(minimum = 1)]
+    max_concurrent: Option<u32>,
+    #[schema(minimum = 1)]
+    requests_per_minute: Option<u32>,
+    #[schema(minimum = 1)]
+    tokens_per_minute: Option<u32>,
+}
+
+impl NewRun {
+    /// What the supervisor is told, if the grant allows it.
+    pub(super) fn allowed_by(self, grant: &Grant) -> Result<Wanted, Error> {
+        grant.allows(Access::Runs)?;
+        grant.allows_sandbox()?;
+        grant.allows_agent(&self.agent)?;
+        let account = grant.account(self.account.as_deref())?;
+        if !is_name(&account) {
+            return Err(Error::invalid(format_args!("`account`: {NAME_RULE}")));
+        }
+        self.check()?;
+        let repository = self.repo.as_deref().map(|url| repository(grant, url)).transpose()?;
+        Ok(Wanted {
+            grant: grant.id.clone(),
+            agent: self.agent,
+            model: self.model,
+            messages: self.messages.into_iter().map(Into::into).collect(),
+            account,
+            metadata: self.metadata,
+            state_key: self.state_key,
+            branch: Branch {
+                repository,
+                key: self.branch_key,
+                work_item: self.work_item,
+                by_state_key: false,
+                base: self.base,
+                pull_request: self.pull_request,
+            },
+            budget: self.budget.limits()?.within(&grant.terms.budget),
+            max_runtime: self.max_runtime,
+            ..Wanted::default()
+        })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let Self { agent, model, state_key, base, branch_key, work_item, .. } = self;
+        let optional = [
+            ("model", model),
+            ("state_key", state_key),
+            ("base", base),
+            ("branch_key", branch_key),
+            ("work_item", work_item),
+        ];
+        let optional = optional.into_iter().filter_map(|(what, text)| Some((what, text.as_ref()?)));
+        let mut named = optional.chain([("agent", agent)]);
+        if let Some((what, _)) = named.find(|(_, text)| !is_label(text)) {
+            return Err(Error::invalid(format_args!(
+                "`{what}` has 1 to {MAX_LABEL} characters, and none that cannot be seen"
+            )));
+        }
+        match self.messages.last() {
+            None => return Err(Error::invalid("`messages` is empty; there is nothing to answer")),
+            Some(Message { role: Role::User, .. }) => (),
+            Some(_) => return Err(Error::invalid("the last of `messages` is not the user's")),
+        }
+        if self.max_runtime.is_some_and(|longest| longest.is_zero()) {
+            return Err(Error::invalid("`max_runtime` is nothing"));
+        }
+        if Value::Object(self.metadata.clone()).to_string().len() > MAX_METADATA {
+            return Err(Error::invalid(format_args!(
+                "`metadata` is longer than {MAX_METADATA} bytes"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Budget {
+    fn limits(self) -> Result<Limits, Error> {
+        let Self { max_concurrent, requests_per_minute, tokens_per_minute, .. } = self;
+        if [max_concurrent, requests_per_minute, tokens_per_minute].contains(&Some(0)) {
+            return Err(Error::invalid(
+                "a rate or a number of calls at the same time is at least 1",
+            ));
+        }
+        Ok(Limits {
+            max_turns: self.max_turns,
+            max_total_tokens: self.max_total_tokens.map(Tokens),
+            max_input_tokens: self.max_input_tokens.map(Tokens),
+            max_output_tokens: self.max_output_tokens.map(Tokens),
+            max_cost_usd: self.max_cost_usd,
+            max_concurrent,
+            requests_per_minute,
+            tokens_per_minute,
+            deadline: None,
+        })
+    }
+}
+
+impl From<Message> for runner::Message {
+    fn from(message: Message) -> Self {
+        let role = match message.role {
+            Role::System => runner::Role::System,
+            Role::User => runner::Role::User,
+            Role::Assistant => runner::Role::Assistant,
+        };
+        Self { role, content: message.content }
+    }
+}
+
+/// In its one spelling, by which grants name it.
+fn repository(grant: &Grant, url: &str) -> Result<String, Error> {
+    let repository = Repository::parse(url).map_err(Error::invalid)?;
+    let url = repository.clone_url();
+    grant.allows_repository(&url)?;
+    Ok(url)
+}
+
+/// Whether a text can stand in a variable, a log line and a list.
+fn is_label(text: &str) -> bool {
+    (1..=MAX_LABEL).contains(&text.chars().count()) && !text.chars().any(char::is_control)
+}
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let given = Option::<String>::deserialize(deserializer)?;
+    let read = |text: String| humantime::parse_duration(&text);
+    given.map(read).transpose().map_err(|_| de::Error::custom("give a time, such as \"10m\""))
+}
+
+fn dollars<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Nanodollars>, D::Error> {
+    let Some(given) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+    let wrong = || de::Error::custom("give an amount of dollars as a text, such as \"2.50\"");
+    Nanodollars::parse(&given).map(Some).ok_or_else(wrong)
+}
+
+/// Longer than any name in use.
+const MAX_LABEL: usize = 256;
+
+/// It goes into a header of each call, where LiteLLM's server takes 64 KiB and others less.
+const MAX_METADATA: usize = 4096;

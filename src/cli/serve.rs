@@ -1,0 +1,177 @@
+//! `cogni-gateway serve`: agents, chats, runs and what they cost, as a service over HTTP.
+
+mod given;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{ArgMatches, Command};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::flags;
+use crate::api::{Api, Listener};
+use crate::app::{self, Seats};
+use crate::base::db::Database;
+use crate::base::drain::Drain;
+use crate::catalog::available::{Availability, Machine};
+use crate::config::{SETTINGS, Setting};
+use crate::delivery::Relay;
+use crate::grant::{self, Grants};
+use crate::journal::{self, Journal};
+use crate::supervisor::{Parts, Supervisor};
+
+pub use given::Given;
+
+/// The command and its flags: its own, and one for each setting that is not about one run.
+pub fn command() -> Command {
+    given::augment(
+        Command::new("serve")
+            .about("Serve agents, chats and runs over HTTP, for those who hold a grant")
+            .after_help(EXAMPLE)
+            .args(flags::of(settings())),
+    )
+}
+
+/// Serves until SIGTERM, SIGINT or SIGQUIT, then lets runs end.
+pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let matches = matches.clone();
+    let read = move || Given::read(&matches, |name| std::env::var(name).ok());
+    let given = read()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(Box::pin(serve(given, read)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow::Result<()> {
+    let serve = given.serve.clone();
+    // First: who finds another process at its place must not touch its records.
+    let listener = Listener::bind(&serve.listen)?;
+    let metrics = given.config.metrics.address.map(bind_metrics).transpose()?;
+    let schemas = [grant::SCHEMA, journal::SCHEMA];
+    let database = Database::open(&serve.database(), &schemas)?;
+    let seats = Seats::new(&given.config)?;
+    let parts = Parts {
+        config: given.config.clone(),
+        catalog: given.catalog.clone(),
+        seats: seats.clone(),
+        journal: Journal::new(database.clone()),
+        relay: relay(&given),
+    };
+    let settings = given.settings();
+    let machine = Machine {
+        docker_socket: settings.host.docker_socket.clone(),
+        init: settings.host.init.clone(),
+        may_be_unlimited: settings.allow_unlimited,
+    };
+    let supervisor = Box::pin(Supervisor::open(settings, parts)).await?;
+    let api = Arc::new(Api {
+        grants: Grants::new(database),
+        anybody: serve.insecure_no_auth.then(|| Arc::new(Api::anybody())),
+        supervisor: supervisor.clone(),
+        availability: Availability::new(machine),
+        tasks: Drain::default(),
+        admission: tokio::sync::Mutex::default(),
+    });
+    let shutdown = CancellationToken::new();
+    let reload = || reload(&given, &supervisor, read());
+    let signals = app::signals(shutdown.clone(), seats.access_log(), reload)?;
+    let service = Service { listener, metrics, seats, supervisor: supervisor.clone(), api };
+    tokio::select! {
+        biased;
+        served = service.run(shutdown, serve.drain_timeout) => served,
+        never = signals => match never {},
+    }
+}
+
+/// All that runs until it is told to end.
+struct Service {
+    listener: Listener,
+    metrics: Option<TcpListener>,
+    seats: Seats,
+    supervisor: Supervisor,
+    api: Arc<Api>,
+}
+
+impl Service {
+    async fn run(self, shutdown: CancellationToken, patience: Duration) -> anyhow::Result<()> {
+        let Self { listener, metrics, seats, supervisor, api } = self;
+        let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
+        let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
+        tracing::info!(
+            address = listener.address().map(tracing::field::display),
+            socket = listener.path().map(|path| tracing::field::display(path.display())),
+            metrics = metrics_address.map(tracing::field::display),
+            grants = api.anybody.is_none(),
+            "ready"
+        );
+        let scraped = async {
+            let Some(metrics) = metrics else { return };
+            crate::base::metrics::serve(metrics, move || seats.scrape(), stop.cancelled()).await;
+        };
+        let ended = async {
+            shutdown.cancelled().await;
+            tracing::info!(runs = supervisor.live(), "draining");
+            // Who asks whether we are ready is answered, and who watches a run sees its end.
+            supervisor.drain(Instant::now() + patience).await;
+            stop.cancel();
+            tasks.finish(LAST_WORDS).await;
+        };
+        let served = listener.serve(api.router(), tasks.clone());
+        let (served, (), (), ()) =
+            tokio::join!(served, scraped, supervisor.keep(stop.clone()), ended);
+        served.context("cannot serve the listener")?;
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+/// A service that cannot have a relay has no repositories; whoever asks for one is told.
+fn relay(given: &Given) -> Option<Arc<Relay>> {
+    let known = vec![given.config.upstream.api_key.clone()];
+    let opened = given.relay.clone().open(|name| std::env::var(name).ok(), known);
+    opened.map(Arc::new).inspect_err(|error| tracing::warn!("there is no relay: {error:#}")).ok()
+}
+
+/// Puts configuration and agents in force that were read again. After an error nothing has changed.
+fn reload(
+    first: &Given,
+    supervisor: &Supervisor,
+    fresh: anyhow::Result<Given>,
+) -> anyhow::Result<()> {
+    let Given { config, serve, catalog, .. } = fresh?;
+    first.serve.check_lasting(&serve)?;
+    let agents = catalog.entries().len();
+    supervisor.reload(config, catalog);
+    tracing::info!(agents, "configuration and agents are read again");
+    Ok(())
+}
+
+fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let bound = std::net::TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    });
+    bound.with_context(|| format!("`METRICS_ADDR` is `{address}`, which cannot be bound"))
+}
+
+fn settings() -> impl Iterator<Item = &'static Setting> {
+    SETTINGS.iter().filter(|setting| !setting.is_of_one_run())
+}
+
+/// For answers that are being written when the last run has ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+const EXAMPLE: &str = "\
+The service's own settings stand in the file's `[serve]`; the others are what a run has that says nothing else.
+
+SIGTERM drains: `/readyz` says so, nothing new is accepted, and runs may end within `serve.drain_timeout`. SIGHUP reads
+configuration and agents again; runs that are accepted from then on have the new ones.
+
+Example:
+  cogni-gateway grant mint --name me --allow-sandbox --agent '*' --account acct-1
+  cogni-gateway serve --litellm-host litellm:4000 --litellm-master-key-file /run/secrets/litellm";

@@ -1,0 +1,130 @@
+//! What a service is told: files, then variables, then flags.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+use crate::catalog::Catalog;
+use crate::cli::relay::Setup;
+use crate::cli::run::init;
+use crate::cli::{flags, relay};
+use crate::config::{Config, Place, Serve};
+use crate::runner::{Host, Maker};
+use crate::supervisor::Settings;
+
+/// All of it, read and checked.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// What a run has that says nothing else.
+    pub config: Config,
+    pub serve: Serve,
+    pub catalog: Catalog,
+    pub relay: Setup,
+    /// The sandbox's first process.
+    pub init: Option<PathBuf>,
+}
+
+/// The flags that are the service's own. What they say wins over the file.
+#[derive(Clone, Debug, Args)]
+struct Flags {
+    /// An address and a port, or `unix:/path` [default: 127.0.0.1:7070]
+    #[arg(long, value_name = "PLACE", env = "COGNI_LISTEN")]
+    listen: Option<Place>,
+
+    /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket
+    #[arg(long)]
+    insecure_no_auth: bool,
+
+    /// Where runs have their directories [default: /run/cogni]
+    #[arg(long, value_name = "DIR", env = "COGNI_RUN_DIR")]
+    run_dir: Option<PathBuf>,
+
+    /// A file for each agent [default: the agents that this program brings along]
+    #[arg(long, value_name = "DIR", env = "COGNI_AGENTS_DIR")]
+    agents_dir: Option<PathBuf>,
+
+    /// Who makes sandboxes for agents that do not say: docker, embedded or auto [default: auto]
+    #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
+    driver: Option<Maker>,
+
+    /// Docker Engine's socket, or Podman's [default: /var/run/docker.sock]
+    #[arg(long, value_name = "PATH", env = "COGNI_DOCKER_SOCKET")]
+    docker_socket: Option<PathBuf>,
+
+    /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
+    #[arg(long)]
+    allow_unlimited: bool,
+
+    /// The sandbox's first process, or `none` [default: cogni-init beside this program]
+    #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
+    init: Option<PathBuf>,
+
+    #[command(flatten)]
+    relay: Setup,
+}
+
+/// The command with these flags.
+pub(super) fn augment(command: Command) -> Command {
+    Flags::augment_args(command)
+}
+
+impl Given {
+    /// # Errors
+    /// What cannot be read, or does not fit together.
+    pub fn read(
+        matches: &ArgMatches,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<Self> {
+        let flags = Flags::from_arg_matches(matches)?;
+        let mut config = flags::read(super::settings(), matches, variable)?;
+        if config.shared.is_some() {
+            bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
+        }
+        let (init, relay) = (init(flags.init.clone(), false)?, flags.relay.clone());
+        let serve = flags.over(config.serve.take());
+        config.serve = Some(serve.clone());
+        config.check()?;
+        config.serve = None;
+        let catalog = match &serve.agents_dir {
+            Some(directory) => Catalog::load(directory)?,
+            None => Catalog::builtin(),
+        };
+        let relay = relay.at(serve.state_dir.clone());
+        Ok(Self { config, serve, catalog, relay, init })
+    }
+
+    /// What the supervisor is to know.
+    pub fn settings(&self) -> Settings {
+        let Serve { docker_socket, run_dir, .. } = self.serve.clone();
+        Settings {
+            state_dir: self.serve.state_dir.clone(),
+            host: Host { docker_socket, run_dir, init: self.init.clone() },
+            driver: self.serve.driver,
+            allow_unlimited: self.serve.allow_unlimited,
+            max_runs: self.serve.max_runs,
+            grace: self.serve.grace,
+            retention: self.serve.retention,
+            receipt_bound: self.serve.receipt_bound,
+        }
+    }
+}
+
+impl Flags {
+    fn over(self, file: Option<Serve>) -> Serve {
+        // Where nobody says anything, it is where every command looks.
+        let file =
+            file.unwrap_or_else(|| Serve { state_dir: relay::default_state(), ..Serve::default() });
+        Serve {
+            listen: self.listen.unwrap_or(file.listen),
+            insecure_no_auth: self.insecure_no_auth || file.insecure_no_auth,
+            state_dir: self.relay.state_dir().unwrap_or(file.state_dir),
+            run_dir: self.run_dir.unwrap_or(file.run_dir),
+            agents_dir: self.agents_dir.or(file.agents_dir),
+            driver: self.driver.unwrap_or(file.driver),
+            docker_socket: self.docker_socket.unwrap_or(file.docker_socket),
+            allow_unlimited: self.allow_unlimited || file.allow_unlimited,
+            ..file
+        }
+    }
+}
