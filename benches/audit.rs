@@ -121,6 +121,7 @@ fn started() -> Started {
         version: "0.1.0".into(),
         policy: "9f86d081884c7d65".into(),
         prices: "8d969eef6ecad3c2".into(),
+        upstream: "litellm",
     }
 }
 
@@ -165,6 +166,7 @@ fn settled() -> Settled<'static> {
         frames: 245,
         litellm_call_id: Some(REQUEST),
         litellm_response_cost: Some("0.0054540000000000005"),
+        reported_cost_usd: None,
         first_byte_ms: Some(311.52),
         duration_ms: 4812.913,
     }

@@ -122,6 +122,7 @@ impl Host {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: String::new(),
             prices: String::new(),
+            upstream: "litellm",
         };
         let path = is_audited.then(|| socket.with_file_name("audit.jsonl"));
         let (log, recovered) =

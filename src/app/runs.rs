@@ -379,6 +379,7 @@ fn open_audit(
         policy: config.digest(),
         prices: policy.prices.digest().to_owned(),
         trace: trace.map(|trace| trace.id().to_string()),
+        upstream: config.upstream.kind.name(),
     };
     let (log, recovered) = audit::Log::open(&config.audit, &started)?;
     if recovered.resumed {

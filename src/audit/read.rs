@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::chain::{Chain, Hash, Why};
 use super::record::{self, Finished, Outcome, Record as _};
-use crate::budget::{Amount, Usage};
+use crate::budget::{Amount, Nanodollars, Usage};
 
 /// Hands out the records of a log in order, each one proved to continue the chain.
 #[derive(Debug)]
@@ -56,6 +56,9 @@ pub struct Session {
     pub policy: String,
     pub public_key: String,
     pub resumed: bool,
+    /// Not in the logs of the first versions, which were made for LiteLLM.
+    #[serde(default = "litellm")]
+    pub upstream: String,
 }
 
 /// Who connected; only [`Connection::repeats`] where the record stands for a crowd.
@@ -86,6 +89,8 @@ pub struct Settlement {
     pub code: Option<String>,
     pub usage: Usage,
     pub charged: Amount,
+    pub litellm_response_cost: Option<String>,
+    pub reported_cost_usd: Option<Nanodollars>,
     pub duration_ms: f64,
 }
 
@@ -133,16 +138,21 @@ pub enum Error {
     Broken(#[from] Broken),
 }
 
-/// Where a scan stands: everything up to here is proved.
+/// Where a reader stands: everything up to here is proved.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Position {
+pub struct Position {
     pub(super) chain: Chain,
     pub(super) offset: u64,
 }
 
 impl<R: BufRead> Reader<R> {
     pub fn new(from: R) -> Self {
-        Self { from, chain: Chain::START, line: vec![], offset: 0 }
+        Self::at(from, Position::START)
+    }
+
+    /// Goes on where an earlier reader of the same log stood; `from` begins there.
+    pub fn at(from: R, Position { chain, offset }: Position) -> Self {
+        Self { from, chain, line: vec![], offset }
     }
 
     /// The next record; `None` at the end. After an error there is nothing more to ask for.
@@ -165,8 +175,18 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The end of the last record that was handed out.
-    pub(super) fn position(&self) -> Position {
+    pub fn position(&self) -> Position {
         Position { chain: self.chain, offset: self.offset }
+    }
+}
+
+impl Position {
+    /// Before the first record.
+    pub const START: Self = Self { chain: Chain::START, offset: 0 };
+
+    /// Where in the file that is.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 }
 
@@ -228,6 +248,10 @@ struct Head {
 
 fn once() -> u64 {
     1
+}
+
+fn litellm() -> String {
+    "litellm".to_owned()
 }
 
 /// The longest line a reader takes, in bytes. Ours are under 8 KiB; the rest is room for later

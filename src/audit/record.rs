@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::budget::{Amount, Usage};
+use crate::budget::{Amount, Nanodollars, Usage};
 
 /// Something that happened and has a name; what the log can hold.
 pub trait Record: Serialize {
@@ -36,6 +36,8 @@ pub struct Started {
     /// The W3C id of the trace that the run is part of; a call's span in it is the end of its request's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
+    /// What answers at the upstream, which decides who says what a call has cost: `litellm`, `openai`, `anthropic`.
+    pub upstream: &'static str,
 }
 
 /// Written when an operator has changed what a run is judged by.
@@ -123,6 +125,9 @@ pub struct Settled<'a> {
     /// LiteLLM's own figure, in dollars, as it was sent.
     #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
     pub litellm_response_cost: Option<&'a str>,
+    /// What the answer itself says that it cost, as LiteLLM's streams do, whose head comes too early to know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reported_cost_usd: Option<Nanodollars>,
     #[serde(serialize_with = "micros_option", skip_serializing_if = "Option::is_none")]
     pub first_byte_ms: Option<f64>,
     #[serde(serialize_with = "micros")]
@@ -254,6 +259,7 @@ impl<'a> Settled<'a> {
             frames: 0,
             litellm_call_id: None,
             litellm_response_cost: None,
+            reported_cost_usd: None,
             first_byte_ms: None,
             duration_ms: 0.0,
         }

@@ -343,6 +343,7 @@ impl Exchange {
             frames: self.frames,
             litellm_call_id: text(self.facts.call_id.as_ref()),
             litellm_response_cost: text(self.facts.response_cost.as_ref()),
+            reported_cost_usd: self.cost,
             first_byte_ms: self.first_byte.map(milliseconds),
             duration_ms: milliseconds(self.started.elapsed()),
         });

@@ -87,6 +87,7 @@ fn started() -> Started {
         policy: "9f86d081".into(),
         prices: "8d969eef".into(),
         trace: None,
+        upstream: "litellm",
     }
 }
 
@@ -120,6 +121,7 @@ fn settled(request: &str) -> Settled<'_> {
         frames: 45,
         litellm_call_id: Some(request),
         litellm_response_cost: Some("0.00074"),
+        reported_cost_usd: None,
         first_byte_ms: Some(311.001_234),
         duration_ms: 812.25,
     }

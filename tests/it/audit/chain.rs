@@ -136,6 +136,7 @@ fn the_longest_text_makes_a_line_under_8_kib() {
                 code: Some(&text),
                 litellm_call_id: Some(&text),
                 litellm_response_cost: Some(&text),
+                reported_cost_usd: None,
                 ..settled(&text)
             },
         );

@@ -329,6 +329,7 @@ impl Audit {
             policy: "p".to_owned(),
             prices: "p".to_owned(),
             trace: None,
+            upstream: "litellm",
         };
         let config = audit::Config { path: Some(path.clone()), ..audit::Config::default() };
         Self { log: Log::open(&config, &started).unwrap().0, path }
