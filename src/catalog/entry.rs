@@ -342,7 +342,9 @@ fn relay<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<judge::Con
     let said = toml::Table::deserialize(deserializer)?;
     let text = toml::to_string(&said).map_err(de::Error::custom)?;
     let why = |error: judge::Invalid| match error {
-        judge::Invalid::Toml(error) => de::Error::custom(error.message()),
+        judge::Invalid::Toml(error) => {
+            de::Error::custom(error.to_string().trim().replace('\n', ", "))
+        }
         error => de::Error::custom(error),
     };
     judge::Config::parse(&text).map(Some).map_err(why)

@@ -43,12 +43,13 @@ pub(super) fn entry(path: &Path, text: &str) -> Result<Entry, Error> {
     let document = document.get_ref();
     for (gone, now) in GONE {
         if let Some(place) = place(document, gone) {
-            let what = format!("it is gone; {now}");
-            return Err(invalid(line(place), (*gone).to_owned(), what));
+            return Err(invalid(line(place), (*gone).to_owned(), (*now).to_owned()));
         }
     }
     let entry: Entry = toml::from_str(text).map_err(|error| {
-        let key = key_at(document, at(&error)).unwrap_or_default();
+        // What is missing from the whole is told of its first key.
+        let is_missing = at(&error) == 0 && error.message().starts_with("missing field");
+        let key = key_at(document, at(&error)).filter(|_| !is_missing).unwrap_or_default();
         invalid(line(at(&error)), key, of_toml(&error))
     })?;
     let checked = entry.check().and_then(|()| check_file_name(path, &entry));
@@ -122,14 +123,17 @@ fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
     })
 }
 
-/// Keys that were, and what is to be said in their place.
+/// Keys that were, or belong elsewhere, and what is to be said in their place.
 const GONE: &[(&str, &str)] = &[
     (
         "conversation",
-        "say `setup = \"messages\"`, and the agent finds it in `.cogni/messages.json`",
+        "it is gone; say `setup = \"messages\"`, and the agent finds it in `.cogni/messages.json`",
     ),
-    ("policy.body.models", "say it in `allow` of `[models]`"),
-    ("policy.body.capabilities", "say `capabilities = […]` before all tables"),
+    ("policy.body.models", "an agent's models are said in `allow` of `[models]`"),
+    (
+        "policy.body.capabilities",
+        "an agent's are said by `capabilities = […]` of its own, before all tables",
+    ),
 ];
 
 /// An agent's file, or one beside it, is some lines for people.

@@ -1,5 +1,7 @@
 //! A1: `cogni-agent` as a process of its own, in front of a fake provider: what it says, and how it ends.
 
+mod envelope;
+mod openclaw;
 mod run;
 mod shown;
 mod tool;

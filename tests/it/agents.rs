@@ -4,39 +4,42 @@
 use std::fs::{self, Permissions};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::support::engine::{self, must};
 use crate::support::provider;
 
 /// A1, R3, R4, G9, G11: `OpenClaw` is told by its model to run a command, does so where it may, and says what the model says
-/// then. The socket is all it has, and both calls are on record.
+/// then. The socket is all it has, both calls are on record, and it knows what was said before.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_runs_a_command_and_answers() {
     let provider = provider::start(&format!("tool=exec,arguments={}", call(LOOK))).await;
-    let temporary = tempfile::tempdir().unwrap();
-    let directory = temporary.path().canonicalize().unwrap();
-    let workspace = directory.join("task");
-    write_workspace(&workspace);
+    let place = Place::new();
     let run = format!("run-openclaw-{}", std::process::id());
-    let result = openclaw(&directory, &run, provider.addr);
+    let result = place.run(&run, provider.addr, "gpt-5", "4m");
     assert_eq!((&result["ok"], &result["exit_code"]), (&json!(true), &json!(0)), "{result:#}");
 
-    let envelope: Value = serde_json::from_str(result["stdout"].as_str().unwrap()).unwrap();
+    let envelope = &result["agent"];
     assert_eq!(envelope["payloads"][0]["text"], "hello from the fake provider");
     assert!(envelope["meta"]["durationMs"].is_u64() && envelope["meta"]["error"].is_null());
-    insta::assert_snapshot!(fs::read_to_string(workspace.join("found")).unwrap(), @r"
+    insta::assert_snapshot!(fs::read_to_string(place.task().join("found")).unwrap(), @r"
     lo
     0
     192.0.2.1 ENETUNREACH
     example.com EAI_AGAIN
+    # What was said before
+
+    ## Instructions
+
+    Be brief.
     ");
 
     assert_eq!(result["usage"]["turns"], 2);
-    insta::assert_snapshot!(records(&directory.join("audit.jsonl")), @r#"
+    insta::assert_snapshot!(records(&place.path("audit.jsonl")), @r#"
     "run.started"
     "connection.opened"
     "request.admitted" "chat_completions"
@@ -46,35 +49,98 @@ async fn openclaw_runs_a_command_and_answers() {
     "run.finished"
     "log.checkpoint"
     "#);
-    let asked: Vec<_> = provider.seen.requests().into_iter().map(|request| request.path).collect();
+    let requests = provider.seen.requests();
+    let asked: Vec<_> = requests.iter().map(|request| request.path.as_str()).collect();
     assert_eq!(asked, ["/v1/chat/completions"; 2]);
+    let body = requests[0].body.as_ref().unwrap();
+    assert_eq!(tools(body), ALLOWED, "OpenClaw has a tool that nobody has allowed");
+    let read = body["messages"].to_string();
+    for text in ["look `$(around)`", ".cogni/conversation.md", "no network", "Direct and exact"] {
+        assert!(read.contains(text), "OpenClaw has not read {text}");
+    }
+    insta::assert_snapshot!(place.models(), @r#"["gpt-5","gpt-5-mini"]"#);
     assert_eq!(
         must(&["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")]),
         ""
     );
-    assert_eq!(fs::read_dir(directory.join("r")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(place.path("r")).unwrap().count(), 0);
 }
 
-/// The result of one conversation.
-fn openclaw(directory: &Path, run: &str, upstream: SocketAddr) -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
-        .env_clear()
-        .env("BILLING_ACCOUNT_ID", "acct-1")
-        .env("LITELLM_MASTER_KEY", "sk-real")
-        .env("LITELLM_HOST", upstream.to_string())
-        .env("RUN_ID", run)
-        .env("AUDIT_LOG_PATH", directory.join("audit.jsonl"))
-        .env("COGNI_INIT", engine::init())
-        .env("COGNI_RUN_DIR", directory.join("r"))
-        .current_dir(directory)
-        .args(["run", "--image", IMAGE, "--workspace", "task:rw", "--max-memory", "2g"])
-        .args(["--max-runtime", "4m", "--env", "COGNI_MODEL=gpt-5", "--"])
-        .args(["openclaw", "agent", "--local", "--agent", "main", "--session-id", "s1"])
-        .args(["--message", "look around", "--json", "--timeout", "200"])
-        .output()
-        .unwrap();
-    let shown = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{shown}"))
+/// A1, A2: that its model refuses is told in its words, by a code, although it prints no answer then.
+#[tokio::test(flavor = "multi_thread")]
+async fn openclaw_says_that_its_model_refuses() {
+    let provider = provider::start("status=400").await;
+    let place = Place::new();
+    let run = format!("run-openclaw-refused-{}", std::process::id());
+    let result = place.run(&run, provider.addr, "gpt-5", "4m");
+    assert_eq!(
+        json!([result["ok"], result["exit_code"], result["error_code"]]),
+        json!([false, 1, "agent_failed"]),
+        "{result:#}"
+    );
+    insta::assert_snapshot!(result["error"].as_str().unwrap(), @"cli_error: LLM request failed: provider rejected the request schema or tool payload.");
+}
+
+/// A workspace, and where its run is made.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        engine::need(&[IMAGE]);
+        let place = Self { folder: tempfile::tempdir().unwrap() };
+        fs::create_dir(place.task()).unwrap();
+        fs::set_permissions(place.task(), Permissions::from_mode(0o777)).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().canonicalize().unwrap().join(name)
+    }
+
+    fn task(&self) -> PathBuf {
+        self.path("task")
+    }
+
+    /// The result of one conversation, whose last message has a shell's words in it.
+    fn run(&self, run: &str, upstream: SocketAddr, model: &str, max_runtime: &str) -> Value {
+        let said = "agent = 'sandbox:openclaw'\nmessages = [{ role = 'system', content = 'Be brief.' }, \
+                    { role = 'user', content = 'look `$(around)`' }]\n[llm]\nmodels = ['gpt-5-mini', 'gpt-5']\n";
+        fs::write(self.path("run.toml"), said).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+            .env_clear()
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", "sk-real")
+            .env("LITELLM_HOST", upstream.to_string())
+            .env("RUN_ID", run)
+            .env("AUDIT_LOG_PATH", self.path("audit.jsonl"))
+            .env("COGNI_INIT", engine::init())
+            .env("COGNI_RUN_DIR", self.path("r"))
+            .current_dir(self.path(""))
+            .args(["run", "--spec", "run.toml", "--workspace", "task:rw", "--model", model])
+            .args(["--max-runtime", max_runtime])
+            .output()
+            .unwrap();
+        let shown = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{shown}"))
+    }
+
+    /// The models that `OpenClaw` was told of.
+    fn models(&self) -> String {
+        let settings = fs::read(self.task().join(".openclaw/openclaw.json")).unwrap();
+        let settings: Value = serde_json::from_slice(&settings).unwrap();
+        let models = settings["models"]["providers"]["cogni"]["models"].as_array().unwrap();
+        json!(models.iter().map(|model| &model["id"]).collect::<Vec<_>>()).to_string()
+    }
+}
+
+fn tools(body: &Value) -> Vec<&str> {
+    let tools = body["tools"].as_array().unwrap();
+    let mut names: Vec<_> =
+        tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    names
 }
 
 /// What the model wants: the arguments of `OpenClaw`'s tool `exec`, as a script of the provider takes them.
@@ -84,16 +150,6 @@ fn call(command: &str) -> String {
         .replace('%', "%25")
         .replace(',', "%2c")
         .replace(';', "%3b")
-}
-
-/// A workspace as a run of `OpenClaw` finds it: writable, with the configuration that this tree ships.
-fn write_workspace(workspace: &Path) {
-    let settings = workspace.join(".openclaw");
-    fs::create_dir_all(&settings).unwrap();
-    fs::copy("config/agents/openclaw/openclaw.json", settings.join("openclaw.json")).unwrap();
-    for folder in [workspace, &settings] {
-        fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
-    }
 }
 
 /// What happened to each call, and what it cost.
@@ -106,12 +162,15 @@ fn records(log: &Path) -> String {
     lines.collect::<Vec<_>>().join("\n").replace(" null", "")
 }
 
-/// What it looks for: other networks, the provider's key, and ways out.
+/// What it looks for: other networks, the provider's key, ways out, and what was said before.
 const LOOK: &str = r#"{ ls /sys/class/net; env | grep -c sk-real; node -e '(async () => {
     for (const to of ["192.0.2.1", "example.com"]) {
         await fetch("http://" + to).then(() => console.log(to), error => console.log(to, error.cause.code))
     }
-})()'; } > found 2>&1"#;
+})()'; cat .cogni/conversation.md; } > found 2>&1"#;
+
+/// What the entry allows.
+const ALLOWED: [&str; 7] = ["apply_patch", "edit", "exec", "ls", "process", "read", "write"];
 
 /// From `docker/openclaw/build`.
 const IMAGE: &str = "cogni-openclaw:dev";

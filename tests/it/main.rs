@@ -13,6 +13,7 @@ mod agents;
 mod audit;
 mod body;
 mod budget;
+mod catalog;
 mod cli;
 mod config;
 mod db;

@@ -12,27 +12,27 @@ use super::calling;
 use crate::support::provider;
 
 /// Where runs are made, and the provider they reach.
-struct Runs {
+pub(super) struct Runs {
     folder: TempDir,
-    provider: provider::Running,
+    pub(super) provider: provider::Running,
 }
 
-struct Ended {
+pub(super) struct Ended {
     status: i32,
     stdout: String,
     stderr: String,
 }
 
 impl Runs {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), provider: provider::start("").await }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().canonicalize().unwrap().join(name)
     }
 
-    fn command(&self, flags: &[&str]) -> Command {
+    pub(super) fn command(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         command
             .current_dir(self.folder.path())
@@ -46,7 +46,7 @@ impl Runs {
         command
     }
 
-    async fn ended(&self, mut command: Command) -> Ended {
+    pub(super) async fn ended(&self, mut command: Command) -> Ended {
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         let status = output.status.code().unwrap();
@@ -54,13 +54,13 @@ impl Runs {
     }
 
     /// A run to its end, which leaves no directory of its own.
-    async fn run(&self, flags: &[&str]) -> Value {
+    pub(super) async fn run(&self, flags: &[&str]) -> Value {
         let mut command = self.command(flags);
         command.env("BILLING_ACCOUNT_ID", "acct-1");
         self.result(command).await
     }
 
-    async fn result(&self, command: Command) -> Value {
+    pub(super) async fn result(&self, command: Command) -> Value {
         let Ended { status, stdout, stderr } = self.ended(command).await;
         let result: Value =
             serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{status} {stdout}\n{stderr}"));
@@ -75,7 +75,7 @@ impl Runs {
     }
 
     /// What is wrong use, in the command's words.
-    async fn wrong_use(&self, flags: &[&str]) -> String {
+    pub(super) async fn wrong_use(&self, flags: &[&str]) -> String {
         let mut command = self.command(flags);
         command.env("BILLING_ACCOUNT_ID", "acct-1");
         let Ended { status, stdout, stderr } = self.ended(command).await;
@@ -204,16 +204,16 @@ async fn an_agent_that_fails_is_told_by_a_code() {
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
     [true,0,null] true null
-    [false,3,"container_failed"] true null
+    [false,3,"container_failed"] true "the agent has answered, and then ended with exit code 3"
     [false,0,"agent_failed"] true "context_overflow: too long"
     [false,1,"agent_failed"] true "context_overflow: too long"
     [false,0,"agent_failed"] true "plain"
-    [false,0,"invalid_output"] false "the agent's standard output is no envelope: expected value at line 1 column 1"
-    [false,0,"invalid_output"] false "the agent's standard output is no envelope: EOF while parsing a value at line 1 column 0"
-    [false,1,"container_failed"] false null
-    [false,137,"container_failed"] false null
-    [false,0,"output_truncated"] false null
-    [false,137,"oom_killed"] false null
+    [false,0,"invalid_output"] false "the agent's standard output ends in no JSON object: expected value at line 1 column 1 of its last line, `hello`; an agent prints its answer last, as `{\"payloads\":[…],\"meta\":{…}}`"
+    [false,0,"invalid_output"] false "the agent has printed nothing on standard output, where its answer should be"
+    [false,1,"container_failed"] false "the agent has ended with exit code 1, without an answer; its last words: why"
+    [false,137,"container_failed"] false "the agent was ended by signal 9, without an answer; its last words: Killed"
+    [false,0,"output_truncated"] false "the agent has printed more than the result keeps of standard output"
+    [false,137,"oom_killed"] false "the agent was killed for want of memory; give it more, or less to do"
     [false,137,"timeout"] false null
     "#);
 }

@@ -1,5 +1,7 @@
 //! L1–L7: a run's commits reach a branch and a pull request, from a sandbox of either driver.
 
+use std::fs;
+
 use serde_json::{Value, json};
 
 use super::sandboxed::{Sandboxed, sh};
@@ -87,7 +89,28 @@ async fn a_workspace_that_cannot_be_read_is_kept() {
     let result = place.run(&["--branch-key", "gone"], "echo work > work && rm -rf .git");
     let why = result.json["relay"]["why"].as_str().unwrap();
     let kept = why.rsplit('`').nth(1).unwrap();
-    assert_eq!(std::fs::read_to_string(format!("{kept}/work")).unwrap(), "work\n", "{why}");
+    assert_eq!(fs::read_to_string(format!("{kept}/work")).unwrap(), "work\n", "{why}");
+}
+
+/// A1, L3: what an agent is given beside its task is none of its work, and the repository's own instructions stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_agent_is_given_is_none_of_its_work() {
+    let place = Place::new().await;
+    let agents = place.runner.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let script = "cat README >&2; echo work > work; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
+    let entry = format!(
+        "name = 'claw'\ndescription = 'as OpenClaw'\nversion = 1\nsetup = 'openclaw'\nargv = ['sh', '-c', '''{script}''']\n\
+         [files]\n'AGENTS.md' = 'ours'\nREADME = 'ours, too'\n"
+    );
+    fs::write(agents.join("claw.toml"), entry).unwrap();
+    let agents = agents.to_str().unwrap();
+    let agent = ["--agents-dir", agents, "--agent", "claw", "--message", "x", "--model", "m"];
+    let result = place.run_argv(&[&["--branch-key", "given"], &agent[..]].concat(), &[]);
+    assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
+    let files = forge::git(&place.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
+    assert_eq!(files, "README\nwork");
+    assert_ne!(result.json["stderr"], "ours, too", "a file of the repository is replaced");
 }
 
 struct Place {
@@ -101,9 +124,13 @@ impl Place {
     }
 
     fn run(&self, flags: &[&str], script: &str) -> Result {
+        self.run_argv(flags, &sh(script))
+    }
+
+    fn run_argv(&self, flags: &[&str], argv: &[&str]) -> Result {
         let url = self.forge.clone_url();
         let flags = [&["--repo", &url], flags].concat();
-        let mut command = self.runner.prepare(&flags, &sh(script));
+        let mut command = self.runner.prepare(&flags, argv);
         command
             .env("COGNI_STATE_DIR", self.runner.path().join("state"))
             .env("GITHUB_API_URL", self.forge.hub.url())

@@ -1,0 +1,153 @@
+//! A1, A2: what an agent prints is its answer, or it is told what is wrong with it.
+
+use cogni_gateway::runner::Envelope;
+use proptest::prelude::*;
+
+/// A1: the answer is the last thing that is printed, whatever stands before it; where that is not plain, there is none.
+#[test]
+fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
+    let pretty =
+        "{\n  \"payloads\": [\n    {\n      \"text\": \"a\"\n    }\n  ],\n  \"meta\": {}\n}";
+    let one = r#"{"payloads":[{"text":"one"}],"meta":{}}"#;
+    let broken = "{\"payloads\":[{\"text\":\"half";
+    let cli = r#"{"ok":false,"error":{"type":"cli_error","message":"LLM request failed"}}"#;
+    let mut told = vec![];
+    for stdout in [
+        one.to_owned(),
+        pretty.to_owned(),
+        format!("(node:7) ExperimentalWarning: SQLite\n[agents] up\n{pretty}\n\n"),
+        format!("{{\"level\":\"info\",\"msg\":\"up\"}}\n{one}"),
+        format!("{{ no JSON at all\n{one}"),
+        format!("{{\"begun\": [\n{one}"),
+        format!("{pretty}\n{one}"),
+        format!("{one}{one}"),
+        format!("{one}\ndone\n"),
+        format!("answer: {one}"),
+        format!("{one}\n{broken}"),
+        broken.to_owned(),
+        String::new(),
+        " \n\n".to_owned(),
+        "null".to_owned(),
+        "[1, 2]".to_owned(),
+        r#"{"text":"no envelope"}"#.to_owned(),
+        r#"{"payloads":{},"meta":{}}"#.to_owned(),
+        r#"{"payloads":[],"meta":null}"#.to_owned(),
+        r#"{"payloads":[],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[null,7,{"text":null},{"text":"a"},{"text":"b"}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[{"text":"","mediaUrl":"/workspace/a.png"}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[{"text":"no model","isError":true}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[{"text":"a"},{"text":"b","isError":true}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"aborted":true}}"#.to_owned(),
+        r#"{"payloads":[{"text":"half"}],"meta":{"aborted":true}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"error":"plain"}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"error":{"kind":"timeout","message":"late"}}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"error":{"code":7}}}"#.to_owned(),
+        cli.to_owned(),
+        format!("{}1{}", "[".repeat(500), "]".repeat(500)),
+        format!("{{\"payloads\":[{}{}],\"meta\":{{}}}}", "[".repeat(500), "]".repeat(500)),
+    ] {
+        told.push(match Envelope::parse(&stdout) {
+            Ok(envelope) => format!("{:?} error {:?}", envelope.text(), envelope.error()),
+            Err(invalid) => invalid.to_string(),
+        });
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    "one" error None
+    "a" error None
+    "a" error None
+    "one" error None
+    "one" error None
+    "one" error None
+    the agent has printed 2 answers, and nobody can tell which one it means
+    the agent has printed 2 answers, and nobody can tell which one it means
+    the agent's standard output ends in no JSON object: expected value at line 1 column 1 of its last line, `done`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in no JSON object: expected value at line 1 column 1 of its last line, `answer: {"payloads":[{"text":"one"}],"meta":{}}`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in no JSON object: EOF while parsing a string at line 1 column 26 of its last line, `{"payloads":[{"text":"half`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in no JSON object: EOF while parsing a string at line 1 column 26 of its last line, `{"payloads":[{"text":"half`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    the agent has printed nothing on standard output, where its answer should be
+    the agent has printed nothing on standard output, where its answer should be
+    the agent's standard output ends in no JSON object: its last line is another kind of JSON; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in no JSON object: its last line is another kind of JSON; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in JSON that is no answer: missing field `payloads`; an agent prints `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in JSON that is no answer: invalid type: map, expected a sequence; an agent prints `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in JSON that is no answer: invalid type: null, expected a map; an agent prints `{"payloads":[…],"meta":{…}}`
+    "" error None
+    "a\n\nb" error None
+    "/workspace/a.png" error None
+    "no model" error Some("no model")
+    "a\n\nb" error None
+    "" error Some("the agent has broken off")
+    "half" error Some("the agent has broken off: half")
+    "" error Some("plain")
+    "" error Some("timeout: late")
+    "" error Some("{\"code\":7}")
+    "" error Some("cli_error: LLM request failed")
+    the agent's standard output ends in no JSON object: recursion limit exceeded at line 1 column 128 of its last line, `[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    the agent's standard output ends in no JSON object: recursion limit exceeded at line 1 column 139 of its last line, `{"payloads":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
+    "#);
+}
+
+/// A1: a line that begins like an object, a million times, is read once.
+#[test]
+fn an_output_that_is_all_beginnings_is_read_in_one_go() {
+    for line in ["{\"a\":[\n", "{\"a\":\n", "{\n", "{}\n", "{\"a\":[1,\n2]x\n"] {
+        let stdout = line.repeat((1 << 20) / line.len());
+        assert!(Envelope::parse(&stdout).is_err());
+        let answer = "{\"payloads\":[],\"meta\":{}}";
+        let _ = Envelope::parse(&(stdout + "\n}\n" + answer));
+    }
+}
+
+proptest! {
+    /// A1: whatever is printed, it is an answer or none.
+    #[test]
+    fn whatever_is_printed_can_be_read(stdout in "([ -~\n]|payloads|meta|\\PC){0,200}") {
+        let _ = Envelope::parse(&stdout);
+    }
+
+    /// A1: JSON and its ruins, in any order.
+    #[test]
+    fn whatever_json_is_printed_can_be_read(parts in proptest::collection::vec(part(), 0..12)) {
+        let _ = Envelope::parse(&parts.concat());
+    }
+
+    /// A1: lines that are no objects hide nothing.
+    #[test]
+    fn noise_before_an_answer_changes_nothing(
+        noise in proptest::collection::vec("[^{\n\r][^\n\r]{0,60}", 0..8),
+        text in "\\PC{0,40}",
+    ) {
+        prop_assume!(noise.iter().all(|line| !line.trim_start().starts_with('{')));
+        let answer = serde_json::json!({"payloads": [{"text": text}], "meta": {}});
+        let alone = Envelope::parse(&answer.to_string());
+        prop_assert!(alone.is_ok());
+        for answer in [answer.to_string(), format!("{answer:#}")] {
+            let stdout = noise.iter().map(|line| format!("{line}\n")).collect::<String>() + &answer;
+            prop_assert_eq!(Envelope::parse(&stdout), alone.clone());
+        }
+    }
+}
+
+fn part() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec![
+        "{",
+        "}",
+        "[",
+        "]",
+        "\n",
+        ",",
+        ":",
+        "\"payloads\"",
+        "\"meta\"",
+        "{}",
+        "[]",
+        "\"",
+        "\\u",
+        " ",
+        "{\"payloads\":[],\"meta\":{}}",
+        "{\"ok\":false,\"error\":",
+        "null",
+        "1e999",
+        "é",
+    ])
+}
