@@ -335,7 +335,7 @@ impl Delivery {
     fn of(job: &Job) -> Self {
         // The line that brings it into a clone names a path of this machine, which is nobody's business here.
         let Delivered { id, branch, step, verdict, head, is_pushed, pull_request_url, why, .. } =
-            Delivered::of(job);
+            Delivered::of(job, File::new(""));
         let (branch, head) = (branch.to_string(), head.map(|head| head.to_string()));
         Self { id, branch, step, verdict, head, is_pushed, pull_request_url, why }
     }

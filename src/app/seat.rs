@@ -10,6 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Runs;
 use crate::base::drain::Drain;
+use crate::base::metrics::Page;
+use crate::base::metrics::discovery::Target;
 use crate::base::unix::Listener;
 use crate::config::Config;
 use crate::gateway::Gateway;
@@ -23,6 +25,7 @@ use crate::run::Run;
 #[derive(Clone)]
 pub struct Seats {
     runs: Runs,
+    target: Target,
     tasks: Drain,
 }
 
@@ -43,7 +46,11 @@ impl Seats {
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         let tasks = Drain::default();
         let config = Config { workers: 1, ..config.clone() };
-        Ok(Self { runs: Runs::for_seats(&config, tasks.clone())?, tasks })
+        let target = Target {
+            address: config.metrics.advertise.clone(),
+            service: config.telemetry.service_name.clone(),
+        };
+        Ok(Self { runs: Runs::for_seats(&config, tasks.clone())?, target, tasks })
     }
 
     /// Binds a run's socket and opens its log. Blocks on the disk; must be called within a runtime.
@@ -80,14 +87,23 @@ impl Seats {
         self.runs.metrics()
     }
 
-    /// Everything there is to scrape, as Prometheus text.
-    pub fn scrape(&self) -> Vec<u8> {
-        self.runs.scrape()
+    /// What Prometheus may ask for.
+    pub fn pages(&self) -> Vec<Page> {
+        let runs = self.runs.clone();
+        vec![Page::metrics(move || runs.scrape()), Page::discovery(self.target.clone())]
     }
 
     /// Of all runs, to be opened anew after a rotation.
     pub fn access_log(&self) -> Arc<access_log::Log> {
         Arc::new(self.runs.access_log().clone())
+    }
+
+    /// Sends out what was measured, when all runs have ended.
+    ///
+    /// # Errors
+    /// The records of a run that had not ended could not be closed.
+    pub async fn finish(&self) -> anyhow::Result<()> {
+        self.runs.finish().await
     }
 
     /// For what runs beside the runs, and ends with the process.

@@ -109,9 +109,10 @@ impl Service {
             grants = api.anybody.is_none(),
             "ready"
         );
+        let pages = seats.pages();
         let scraped = async {
             let Some(metrics) = metrics else { return };
-            crate::base::metrics::serve(metrics, move || seats.scrape(), stop.cancelled()).await;
+            crate::base::metrics::serve(metrics, pages, stop.cancelled()).await;
         };
         let ended = async {
             shutdown.cancelled().await;
@@ -125,6 +126,7 @@ impl Service {
         let (served, (), (), ()) =
             tokio::join!(served, scraped, supervisor.keep(stop.clone()), ended);
         served.context("cannot serve the listener")?;
+        seats.finish().await?;
         tracing::info!("stopped");
         Ok(())
     }

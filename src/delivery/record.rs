@@ -36,6 +36,7 @@ impl Record {
             policy: facts.policy.clone(),
             prices: "-".to_owned(),
             trace: None,
+            upstream: "-",
         };
         let config = Config { path: Some(path), signing_key, ..Config::default() };
         Log::open(&config, &started).map(|(log, _)| Self(log))

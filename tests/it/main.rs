@@ -41,6 +41,7 @@ mod runner;
 mod sandbox;
 mod seats;
 mod server;
+mod service;
 mod shared;
 mod stream;
 mod support;
