@@ -93,6 +93,36 @@ fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
     assert_eq!((pushed.verdict, pushed.commits), (Verdict::Push, 2));
 }
 
+/// L2, L6: a base that has moved, and says something else where the agent has worked, is nothing to the push: the branch is
+/// what was made of the old base. Whoever merges them finds the conflict, and so may a later run.
+#[test]
+fn a_base_that_moved_into_a_conflict_is_for_whoever_merges() {
+    let place = Place::new();
+    let run = place.begin("conflict", "first");
+    run.workspace.write("docs/guide.md", "the agent's\n");
+    run.workspace.commit("Agent's guide");
+    let work = Repository::with_files(&place.path("work"));
+    let url = place.remote.path.display().to_string();
+    work.git(["pull", "-q", &url, "main"]);
+    work.write("docs/guide.md", "somebody else's\n");
+    let theirs = work.commit("Another guide");
+    work.git(["push", "-q", &url, "main"]);
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!(place.tip("sandbox/conflict"), pushed.tip.to_string());
+    assert_eq!(place.tip("main"), theirs);
+    drop(run);
+
+    let run = place.begin("conflict", "second");
+    assert_eq!((run.state.start, run.state.base_tip.to_string()), (pushed.tip, theirs.clone()));
+    let merged = run.workspace.try_git(["merge", "-q", "origin/main"], b"");
+    assert!(!merged.status.success(), "there is no conflict: {merged:?}");
+    run.workspace.write("docs/guide.md", "both\n");
+    run.workspace.commit("Both guides");
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!((pushed.mode.as_str(), place.tip("main")), ("exact: merge", theirs));
+    assert_eq!(place.remote.git(["show", "sandbox/conflict:docs/guide.md"]), "both");
+}
+
 /// L2: mirrors are made once, also by two at a time, and serve runs at several branches at once.
 #[test]
 fn runs_at_several_branches_work_at_once() {

@@ -90,6 +90,10 @@ async fn a_workspace_that_cannot_be_read_is_kept() {
     let why = result.json["relay"]["why"].as_str().unwrap();
     let kept = why.rsplit('`').nth(1).unwrap();
     assert_eq!(fs::read_to_string(format!("{kept}/work")).unwrap(), "work\n", "{why}");
+    // In a directory with nothing else, and there is no other.
+    let works = place.runner.path().join("state/work");
+    let [id] = &entries(&works)[..] else { panic!("{:?}", entries(&works)) };
+    assert_eq!(entries(&works.join(id)), ["workspace"]);
 }
 
 /// A1, L3: what an agent is given beside its task is none of its work, and the repository's own instructions stay.
@@ -108,7 +112,7 @@ async fn what_an_agent_is_given_is_none_of_its_work() {
     let agent = ["--agents-dir", agents, "--agent", "claw", "--message", "x", "--model", "m"];
     let result = place.run_argv(&[&["--branch-key", "given"], &agent[..]].concat(), &[]);
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
-    let files = forge::git(&place.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
+    let files = git(&place.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
     assert_eq!(files, "README\nwork");
     assert_ne!(result.json["stderr"], "ours, too", "a file of the repository is replaced");
 }
