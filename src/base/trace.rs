@@ -8,9 +8,11 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Deserializer};
 
 use super::hex;
+use super::metrics::float;
 
 /// A trace, the same for all that belongs together. Never zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::module_name_repetitions, reason = "there are two kinds of ids here")]
 pub struct TraceId([u8; 16]);
 
 /// One piece of a trace. Never zero.
@@ -49,9 +51,10 @@ impl TraceId {
 
     /// Whether the trace is among this share of all: the same answer wherever it is asked.
     pub fn is_within(&self, share: f64) -> bool {
-        let [.., a, b, c, d, e, f, g] = self.0;
-        let place = u64::from_be_bytes([0, a, b, c, d, e, f, g]);
-        super::metrics::float(place) < share * 2_f64.powi(56)
+        let last = self.0.last_chunk().expect("an id has 16 bytes");
+        // The last seven bytes are random, whoever has made the id.
+        let place = u64::from_be_bytes(*last) & RANDOM;
+        float(place) < share * float(RANDOM + 1)
     }
 }
 
@@ -177,6 +180,9 @@ fn random<const BYTES: usize>() -> [u8; BYTES] {
 
 /// Of version 00; later ones begin with as much.
 const LENGTH: usize = 55;
+
+/// Where W3C asks for random bits.
+const RANDOM: u64 = (1 << 56) - 1;
 
 /// The one flag of version 00 that is about us.
 const SAMPLED: u8 = 1;

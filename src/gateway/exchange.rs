@@ -375,13 +375,16 @@ impl Exchange {
         let duration = self.started.elapsed();
         let (call_id, cost) =
             (text(self.facts.call_id.as_ref()), text(self.facts.response_cost.as_ref()));
-        if let (Some(usage), Some(route)) = (&usage, self.route) {
+        let trace = self.gateway.run.trace.as_deref().filter(|trace| trace.is_recorded());
+        if let (Some(_), Some(route)) = (self.sent, self.route)
+            && (usage.is_some() || trace.is_some())
+        {
             let settled = metrics::Settled {
                 route,
                 model: &self.metered_model(),
                 status: self.status,
                 outcome: self.outcome,
-                usage,
+                usage: &usage.unwrap_or_default(),
                 cost: self.cost.or_else(|| cost.and_then(Nanodollars::parse)),
                 request_bytes: self.request_bytes,
                 response_bytes: self.response_bytes,
@@ -389,8 +392,10 @@ impl Exchange {
                 duration,
                 is_stream: self.is_stream,
             };
-            self.gateway.metrics.settled(&settled);
-            if let Some(trace) = &self.gateway.run.trace {
+            if usage.is_some() {
+                self.gateway.metrics.settled(&settled);
+            }
+            if let Some(trace) = trace {
                 trace.call(&trace::Call {
                     span: self.id.span(),
                     request_id: self.id.as_str(),

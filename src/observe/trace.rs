@@ -180,11 +180,9 @@ impl Trace {
         self.put(Some(self.span), false, span);
     }
 
-    /// Tells of a call, where anybody records.
+    /// Tells of a call. Whoever minds what that costs asks first whether [anybody records](Self::is_recorded).
     pub fn call(&self, call: &Call<'_>) {
-        if self.is_recorded() {
-            self.tell(call.span(self.provider));
-        }
+        self.tell(call.span(self.provider));
     }
 
     /// Adds to what the run's own span will say.

@@ -396,7 +396,7 @@ async fn the_listener_serves_metrics_and_health_and_nothing_else() {
     scrapes.stop().await;
 }
 
-/// G12: whoever can scrape can ask what there is to scrape, in the words of Prometheus' http_sd.
+/// G12: whoever can scrape can ask what there is to scrape, in the words of Prometheus' `http_sd`.
 #[tokio::test]
 async fn a_process_tells_where_it_is_scraped() {
     let scrapes = Scrapes::start(Vec::new).await;

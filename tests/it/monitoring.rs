@@ -92,7 +92,7 @@ fn promtool_accepts_what_ships() {
     promtool(&["test", "rules", "tests/fixtures/alerts_test.yaml"]);
 }
 
-/// G12: a real Prometheus finds us by http_sd and scrapes us, and every panel of the dashboard shows something.
+/// G12: a real Prometheus finds us by `http_sd` and scrapes us, and every panel of the dashboard shows something.
 #[test]
 fn every_panel_shows_what_a_real_prometheus_has_scraped() {
     let metrics = Metrics::new("litellm").unwrap();

@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Scope};
 
 /// The format. What a line says itself wins over what its span says.
 pub(super) struct Json;
@@ -30,7 +30,7 @@ where
         let metadata = event.metadata();
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         let mut line = Fields(Map::new());
-        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
             let told = extensions.get::<FormattedFields<JsonFields>>();
             let told = told.and_then(|fields| serde_json::from_str(&fields.fields).ok());

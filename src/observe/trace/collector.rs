@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -19,7 +19,7 @@ use rustls::{ClientConfig, RootCertStore};
 use serde::{Deserialize, Deserializer};
 use tokio::time::timeout;
 
-use super::otlp::Frame;
+use super::otlp::{self, Frame};
 use super::{Config, Placed};
 use crate::base::secret::Secret;
 
@@ -72,35 +72,37 @@ impl Collector {
         })
     }
 
-    /// Sends spans, once, and says whether they were taken. What goes wrong is told when it begins, not each time.
-    pub(super) async fn send(&mut self, spans: impl Iterator<Item = Placed>) -> bool {
+    /// Sends so many spans, once, and says how many of them were taken. What goes wrong is told when it begins, not each
+    /// time.
+    pub(super) async fn send(&mut self, spans: impl ExactSizeIterator<Item = Placed>) -> usize {
+        let count = spans.len();
         let sent = self.try_send(self.frame.around(spans)).await;
         match &sent {
-            Ok(()) if self.is_failing => tracing::info!("the collector takes spans again"),
+            Ok(_) if self.is_failing => tracing::info!("the collector takes spans again"),
             Err(error) if !self.is_failing => {
                 tracing::warn!(collector = %self.address, "spans are lost: {error:#}");
             }
             _ => (),
         }
         self.is_failing = sent.is_err();
-        sent.is_ok()
+        sent.map_or(0, |refused| count.saturating_sub(refused))
     }
 
-    async fn try_send(&self, body: Vec<u8>) -> anyhow::Result<()> {
+    /// Tells how many the collector did not want.
+    async fn try_send(&self, body: Vec<u8>) -> anyhow::Result<usize> {
         let mut request = Request::post(self.address.clone()).body(Full::from(body))?;
         request.headers_mut().clone_from(&self.headers);
-        let status = timeout(PATIENCE, async {
+        let answer = timeout(PATIENCE, async {
             let response = self.client.request(request).await?;
             let status = response.status();
-            // Read, so that the connection can be used again.
-            drop(Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await);
-            anyhow::Ok(status)
+            let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
+            anyhow::Ok((status, body.map(Collected::to_bytes).unwrap_or_default()))
         });
-        let status = status.await.context("the collector does not answer")??;
+        let (status, body) = answer.await.context("the collector does not answer")??;
         if !status.is_success() {
             bail!("the collector answers {status}");
         }
-        Ok(())
+        Ok(otlp::refused(&body))
     }
 }
 

@@ -84,10 +84,10 @@ async fn work(
         if batch.is_empty() {
             return;
         }
-        let spans = batch.len() as u64;
-        let is_taken = collector.send(batch.drain(..)).await;
-        let count = if is_taken { &counts.exported } else { &counts.refused };
-        count.inc_by(spans);
+        let spans = batch.len();
+        let taken = collector.send(batch.drain(..)).await;
+        counts.exported.inc_by(taken as u64);
+        counts.refused.inc_by((spans - taken) as u64);
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
@@ -111,6 +113,13 @@ impl From<f64> for Value {
     fn from(number: f64) -> Self {
         Self::Float(number)
     }
+}
+
+/// How many spans a collector's answer says it did not want.
+pub(super) fn refused(answer: &[u8]) -> usize {
+    let read = ExportTraceServiceResponse::decode(answer).ok();
+    let refused = read.and_then(|answer| Some(answer.partial_success?.rejected_spans));
+    refused.and_then(|spans| usize::try_from(spans).ok()).unwrap_or_default()
 }
 
 fn pair(key: &str, value: Value) -> KeyValue {

@@ -33,13 +33,13 @@ async fn a_line_of_json_says_whose_run_and_trace_it_is_about() {
     for line in &lines {
         humantime::parse_rfc3339(line["time"].as_str().unwrap()).unwrap();
     }
-    let shown: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let shown: Vec<_> = lines.iter().map(Value::to_string).collect();
     insta::with_settings!({filters => [
         (r#""time":"[^"]+""#, r#""time":"[time]""#),
         (r#""socket":"[^"]+""#, r#""socket":"[socket]""#),
         (r"http://127\.0\.0\.1:\d+", "[upstream]"),
     ]}, {
-        insta::assert_snapshot!(shown, @r#"
+        insta::assert_snapshot!(shown.join("\n"), @r#"
         {"level":"INFO","message":"ready","run":"run-1","runs":1,"socket":"[socket]","target":"cogni_gateway::app","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c","upstream":"[upstream]"}
         {"level":"INFO","message":"draining","run":"run-1","target":"cogni_gateway::app","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
         {"level":"INFO","message":"stopped","run":"run-1","target":"cogni_gateway::app","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}

@@ -22,7 +22,22 @@ async fn a_collector_sees_the_sandbox_of_a_run() {
     let mut spans = collector.seen().spans();
     spans.sort_by(|a, b| a.name.cmp(&b.name));
     let told: String = spans.iter().map(|span| shown(span, "")).collect();
-    insta::assert_snapshot!(told, @"");
+    insta::assert_snapshot!(told, @r"
+    run (kind 1): container_failed
+      cogni.run.id = run-traced
+      cogni.run.attempt = 0
+      gen_ai.usage.input_tokens = 0
+      gen_ai.usage.output_tokens = 0
+      cogni.calls.admitted = 0
+      cogni.calls.refused = 0
+      error.type = container_failed
+    sandbox (kind 1): container_failed
+      cogni.sandbox.driver = embedded
+      process.exit.code = 3
+      error.type = container_failed
+    sandbox start (kind 1)
+      cogni.sandbox.driver = embedded
+    ");
     let run = spans.iter().find(|span| span.name == "run").unwrap();
     assert_eq!(hex(&run.parent_span_id), "b7ad6b7169203331");
     let within = spans.iter().filter(|span| span.parent_span_id == run.span_id).count();

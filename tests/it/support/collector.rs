@@ -1,5 +1,6 @@
 //! A collector of spans, as OpenTelemetry's protocol has it.
 
+use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -85,7 +86,7 @@ async fn take(
 pub(crate) fn shown(span: &Span, indent: &str) -> String {
     let mut text = format!("{indent}{} (kind {})", span.name, span.kind);
     if let Some(status) = &span.status {
-        text += &format!(": {}", status.message);
+        write!(text, ": {}", status.message).unwrap();
     }
     text.push('\n');
     for KeyValue { key, value, .. } in &span.attributes {
@@ -97,11 +98,13 @@ pub(crate) fn shown(span: &Span, indent: &str) -> String {
             any_value::Value::DoubleValue(number) => number.to_string(),
             other => format!("{other:?}"),
         };
-        text += &format!("{indent}  {key} = {value}\n");
+        writeln!(text, "{indent}  {key} = {value}").unwrap();
     }
     text
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = vec![0; 2 * bytes.len()];
+    cogni_gateway::base::hex::encode(bytes, &mut text);
+    String::from_utf8(text).unwrap()
 }

@@ -78,6 +78,23 @@ async fn a_collector_sees_the_run_and_its_calls() {
     );
 }
 
+/// G12: a call that reached nobody is not counted as one, but whoever looks for it finds its span.
+#[tokio::test]
+async fn a_call_that_reached_nobody_is_a_span() {
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let collector = Collector::start(StatusCode::OK).await;
+    let app = TestApp::with(|config| {
+        collected(config, collector.address);
+        config.upstream.url = nobody.to_string().parse().unwrap();
+    })
+    .await;
+    assert_eq!(app.client().post("/v1/messages", &call()).await.status, 502);
+    app.stop().await;
+    let spans = collector.seen().spans();
+    let failed = spans.iter().find(|span| span.name == "chat fake").unwrap();
+    assert_eq!(failed.status.as_ref().unwrap().message, "upstream_unreachable");
+}
+
 /// G12: without a trace of its host's, a run has one of its own, and as many runs as asked for.
 #[tokio::test]
 async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
