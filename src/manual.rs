@@ -3,6 +3,9 @@
 #[doc = include_str!("manual/agent.md")]
 pub mod agent {}
 
+#[doc = include_str!("manual/agents.md")]
+pub mod agents {}
+
 #[doc = include_str!("manual/architecture.md")]
 pub mod architecture {}
 

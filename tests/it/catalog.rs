@@ -126,6 +126,28 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
     "#);
 }
 
+/// A1: the manual's example is one, and leaves no key out.
+#[test]
+fn the_manuals_example_is_an_agent() {
+    let manual = fs::read_to_string("src/manual/agents.md").unwrap();
+    let blocks: Vec<_> = manual.split("```toml\n").skip(1).collect();
+    let block = |at: usize| blocks[at].split("```").next().unwrap();
+    let agents = Agents::new(PLAIN);
+    agents.write("team-reviewer.toml", block(0));
+    let catalog = agents.load().unwrap();
+    assert_eq!(catalog.find("team:reviewer").unwrap().models.allow.len(), 2);
+    agents.write("a.toml", &format!("no_such_key = 1\n{PLAIN}"));
+    let keys = agents.load().unwrap_err();
+    let (_, keys) = keys.split_once("expected one of ").unwrap();
+    for key in keys.split('`').skip(1).step_by(2) {
+        let is_there = ["key =", "[key]", "[key.", "`key ="].map(|form| form.replace("key", key));
+        assert!(is_there.iter().any(|form| block(0).contains(form)), "the example lacks `{key}`");
+    }
+    agents.write("a.toml", &format!("{PLAIN}setup = 'openclaw'\n{}", block(1)));
+    let plain = Agents::new(&format!("{PLAIN}setup = 'openclaw'\n"));
+    assert_eq!(agents.entry(), plain.entry());
+}
+
 /// A1: what is in the directory is the catalog, and a file that is broken later changes nothing that was read.
 #[test]
 fn a_directory_is_the_whole_catalog() {
@@ -140,6 +162,13 @@ fn a_directory_is_the_whole_catalog() {
     agents.write("team-b.toml", "name = ");
     assert!(agents.load().is_err());
     assert!(catalog.find("team:b").is_ok());
+}
+
+/// A1: a file is some lines for people.
+#[test]
+fn a_file_has_a_size() {
+    let agents = Agents::new(&format!("{PLAIN}# {}\n", "x".repeat(1 << 20)));
+    insta::assert_snapshot!(agents.load().unwrap_err(), @"cannot read `agents/a.toml`: it has 1048636 bytes; an agent's files have at most 1048576");
 }
 
 /// A1: the digest is of what is said, and not of how.
