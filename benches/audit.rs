@@ -121,11 +121,8 @@ fn started() -> Started {
         version: "0.1.0".into(),
         policy: "9f86d081884c7d65".into(),
         prices: "8d969eef6ecad3c2".into(),
-<<<<<<< ours
         upstream: "litellm",
-=======
         trace: None,
->>>>>>> theirs
     }
 }
 

@@ -122,11 +122,8 @@ impl Host {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: String::new(),
             prices: String::new(),
-<<<<<<< ours
             upstream: "litellm",
-=======
             trace: None,
->>>>>>> theirs
         };
         let path = is_audited.then(|| socket.with_file_name("audit.jsonl"));
         let (log, recovered) =
