@@ -1,0 +1,429 @@
+//! The books: facts, notices and receipts in the service's database.
+//!
+//! Facts and notices come in any order, more than once, and from several tasks and processes. Whatever is written is
+//! written in one transaction, and what follows from it with it: the receipt, where the other half is already there.
+
+mod row;
+mod take;
+
+use std::collections::HashSet;
+use std::time::{Duration, SystemTime};
+
+use rusqlite::{Connection, params};
+
+use self::row::{Row as _, from_millis, millis};
+use super::ingest::{self, Ingested, Malformed};
+use super::{Error, Fact, Flag, Notice, Receipt, RunBill, State};
+use crate::base::db::{Database, Schema};
+use crate::budget::Nanodollars;
+
+/// Shared by whoever writes or reads them.
+#[derive(Clone, Debug)]
+pub struct Books {
+    database: Database,
+    bound: Duration,
+}
+
+/// Why a body was not taken in.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error(transparent)]
+    Books(#[from] Error),
+}
+
+/// What became of a notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    New,
+    Known,
+    /// The call is not in the books; the notice waits for it.
+    Waits,
+    Conflicting,
+}
+
+/// How many calls, over all runs, somebody has to look at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Totals {
+    pub calls: u64,
+    pub receipts: u64,
+    /// Billable calls without a receipt, the bound not yet over.
+    pub pending_calls: u64,
+    /// The same, beyond the bound.
+    pub unreceipted_calls: u64,
+    pub unreceipted_runs: u64,
+    pub unpriced_calls: u64,
+    pub conflicting_calls: u64,
+    /// Notices of calls that are not in the books.
+    pub waiting_notices: u64,
+}
+
+/// Which facts are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Calls that began from here…
+    pub since: SystemTime,
+    /// …to before here.
+    pub until: SystemTime,
+    pub account: Option<String>,
+    pub run: Option<String>,
+}
+
+impl Books {
+    pub fn new(database: Database) -> Self {
+        Self { database, bound: BOUND }
+    }
+
+    /// With another time within which a call must have its receipt.
+    #[must_use]
+    pub fn with_bound(self, bound: Duration) -> Self {
+        Self { bound, ..self }
+    }
+
+    /// How long after its end a call may be without a receipt.
+    pub fn bound(&self) -> Duration {
+        self.bound
+    }
+
+    /// Writes down what calls used; returns how many of them were not known. A call that was taken for lost and has ended
+    /// after all is put right.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn record(&self, facts: &[Fact]) -> Result<u64, Error> {
+        if facts.is_empty() {
+            return Ok(0);
+        }
+        let facts = facts.to_vec();
+        let now = SystemTime::now();
+        let work = move |change: &rusqlite::Transaction<'_>| {
+            let mut new = 0;
+            for fact in &facts {
+                new += u64::from(take::fact(change, fact, now)?);
+            }
+            Ok(new)
+        };
+        Ok(self.database.write(work).await?)
+    }
+
+    /// Takes in what LiteLLM's callback has sent.
+    ///
+    /// # Errors
+    /// The body is not JSON, or as every call.
+    pub async fn ingest(&self, body: &[u8]) -> Result<Ingested, Refused> {
+        let parsed = ingest::parse(body)?;
+        let fates = self.take(parsed.notices).await?;
+        let count = |fate| fates.iter().filter(|found| **found == fate).count() as u64;
+        Ok(Ingested {
+            new: count(Fate::New),
+            known: count(Fate::Known),
+            unknown: count(Fate::Waits),
+            conflicting: count(Fate::Conflicting),
+            foreign: parsed.foreign,
+            invalid: parsed.invalid,
+            complaints: parsed.complaints,
+        })
+    }
+
+    /// Takes in notices, all or none; returns what became of each.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn take(&self, notices: Vec<Notice>) -> Result<Vec<Fate>, Error> {
+        if notices.is_empty() {
+            return Ok(vec![]);
+        }
+        let now = SystemTime::now();
+        let work = move |change: &rusqlite::Transaction<'_>| {
+            notices.iter().map(|notice| take::notice(change, notice, now)).collect()
+        };
+        Ok(self.database.write(work).await?)
+    }
+
+    /// A run's receipts, in the order of its calls.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn receipts(&self, run: &str) -> Result<Vec<Receipt>, Error> {
+        let run = run.to_owned();
+        let find = "SELECT r.*, f.attempt, f.account, f.model FROM billing_receipt r JOIN billing_fact f USING (call_id)
+                    WHERE r.run = ?1 ORDER BY f.started, f.call_id";
+        Ok(self.database.read(move |view| Receipt::all(view, find, params![run])).await?)
+    }
+
+    /// A run's calls as our own records have them.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn facts(&self, run: &str) -> Result<Vec<Fact>, Error> {
+        let run = run.to_owned();
+        let find = "SELECT * FROM billing_fact WHERE run = ?1 ORDER BY started, call_id";
+        Ok(self.database.read(move |view| Fact::all(view, find, params![run])).await?)
+    }
+
+    /// The calls that a filter lets through, in order.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn select(&self, filter: &Filter) -> Result<Vec<Fact>, Error> {
+        let Filter { since, until, account, run } = filter.clone();
+        let find = "SELECT * FROM billing_fact WHERE started >= ?1 AND started < ?2
+                    AND (?3 IS NULL OR account = ?3) AND (?4 IS NULL OR run = ?4) ORDER BY started, call_id";
+        let read = move |view: &Connection| {
+            Fact::all(view, find, params![millis(since), millis(until), account, run])
+        };
+        Ok(self.database.read(read).await?)
+    }
+
+    /// Those of some call ids that are in the books.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn known(&self, ids: Vec<String>) -> Result<HashSet<String>, Error> {
+        let read = move |view: &Connection| {
+            let mut find = view.prepare_cached("SELECT 1 FROM billing_fact WHERE call_id = ?1")?;
+            let mut known = HashSet::new();
+            for id in ids {
+                if find.exists([&id])? {
+                    known.insert(id);
+                }
+            }
+            Ok(known)
+        };
+        Ok(self.database.read(read).await?)
+    }
+
+    /// What a run comes to by now.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn summary(&self, run: &str) -> Result<RunBill, Error> {
+        self.summary_at(run, SystemTime::now()).await
+    }
+
+    /// What a run comes to, as it is at a given time.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn summary_at(&self, run: &str, now: SystemTime) -> Result<RunBill, Error> {
+        let (run, due) = (run.to_owned(), self.due(now));
+        Ok(self.database.read(move |view| bill(view, &run, due)).await?)
+    }
+
+    /// The runs that somebody has to look at, by name.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn flagged(&self, now: SystemTime) -> Result<Vec<RunBill>, Error> {
+        let due = self.due(now);
+        let find =
+            "SELECT run FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled < ?1
+                    UNION SELECT run FROM billing_receipt WHERE amount = 0 AND input + output > 0
+                    UNION SELECT run FROM billing_conflict ORDER BY run";
+        let read = move |view: &Connection| {
+            let runs: Vec<String> = view
+                .prepare_cached(find)?
+                .query_map([due], |row| row.get(0))?
+                .collect::<Result<_, _>>()?;
+            runs.iter().map(|run| bill(view, run, due)).collect()
+        };
+        Ok(self.database.read(read).await?)
+    }
+
+    /// The runs with calls that have no receipt although their time is over.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn overdue(&self, now: SystemTime) -> Result<Vec<RunBill>, Error> {
+        let mut flagged = self.flagged(now).await?;
+        flagged.retain(|bill| bill.state == State::Overdue);
+        Ok(flagged)
+    }
+
+    /// When the oldest of the billable calls without a receipt began.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn oldest_unreceipted(&self) -> Result<Option<SystemTime>, Error> {
+        let find = "SELECT min(started) FROM billing_fact WHERE is_billable AND NOT has_receipt";
+        let read = |view: &Connection| view.query_row(find, [], |row| row.get(0));
+        let oldest: Option<i64> = self.database.read(read).await?;
+        Ok(oldest.map(from_millis))
+    }
+
+    /// The sums over all runs.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn totals(&self, now: SystemTime) -> Result<Totals, Error> {
+        let due = self.due(now);
+        Ok(self.database.read(move |view| totals(view, due)).await?)
+    }
+
+    /// What ended before this should have its receipt.
+    fn due(&self, now: SystemTime) -> i64 {
+        millis(now.checked_sub(self.bound).unwrap_or(SystemTime::UNIX_EPOCH))
+    }
+}
+
+fn bill(view: &Connection, run: &str, due: i64) -> rusqlite::Result<RunBill> {
+    let mut find = view.prepare_cached(BILL)?;
+    find.query_row(params![run, due], |row| {
+        let count = |name: &str| row.get::<_, i64>(name).map(i64::cast_unsigned);
+        let (missing, overdue) = (count("missing")?, count("overdue")?);
+        let (unpriced, conflicting) = (count("unpriced")?, count("conflicting")?);
+        let flags = [
+            (overdue, Flag::Unreceipted),
+            (unpriced, Flag::Unpriced),
+            (conflicting, Flag::Conflicting),
+        ];
+        Ok(RunBill {
+            run: run.to_owned(),
+            account: row.get("account")?,
+            calls: count("calls")?,
+            billable: count("billable")?,
+            estimated: count("estimated")?,
+            receipts: count("receipts")?,
+            amount: Nanodollars(count("amount")?),
+            missing,
+            overdue,
+            unpriced,
+            conflicting,
+            state: match (overdue, missing) {
+                (0, 0) => State::Complete,
+                (0, _) => State::Pending,
+                _ => State::Overdue,
+            },
+            flags: flags
+                .into_iter()
+                .filter(|(count, _)| *count > 0)
+                .map(|(_, flag)| flag)
+                .collect(),
+        })
+    })
+}
+
+fn totals(view: &Connection, due: i64) -> rusqlite::Result<Totals> {
+    let mut find = view.prepare_cached(TOTALS)?;
+    find.query_row([due], |row| {
+        let count = |name: &str| row.get::<_, i64>(name).map(i64::cast_unsigned);
+        Ok(Totals {
+            calls: count("calls")?,
+            receipts: count("receipts")?,
+            pending_calls: count("pending_calls")?,
+            unreceipted_calls: count("unreceipted_calls")?,
+            unreceipted_runs: count("unreceipted_runs")?,
+            unpriced_calls: count("unpriced_calls")?,
+            conflicting_calls: count("conflicting_calls")?,
+            waiting_notices: count("waiting_notices")?,
+        })
+    })
+}
+
+const BILL: &str = "
+SELECT f.*, r.receipts, r.amount, r.unpriced,
+       (SELECT count(*) FROM billing_conflict WHERE run = ?1) AS conflicting
+FROM (
+    SELECT count(*) AS calls, coalesce(max(account), '') AS account, coalesce(sum(is_billable), 0) AS billable,
+           coalesce(sum(is_billable AND source = 'estimated'), 0) AS estimated,
+           coalesce(sum(is_billable AND NOT has_receipt), 0) AS missing,
+           coalesce(sum(is_billable AND NOT has_receipt AND settled < ?2), 0) AS overdue
+    FROM billing_fact WHERE run = ?1
+) f, (
+    SELECT count(*) AS receipts, coalesce(sum(amount), 0) AS amount,
+           coalesce(sum(amount = 0 AND input + output > 0), 0) AS unpriced
+    FROM billing_receipt WHERE run = ?1
+) r";
+
+const TOTALS: &str = "
+SELECT (SELECT count(*) FROM billing_fact) AS calls,
+       (SELECT count(*) FROM billing_receipt) AS receipts,
+       (SELECT count(*) FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled >= ?1) AS pending_calls,
+       (SELECT count(*) FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled < ?1) AS unreceipted_calls,
+       (SELECT count(DISTINCT run) FROM billing_fact
+        WHERE is_billable AND NOT has_receipt AND settled < ?1) AS unreceipted_runs,
+       (SELECT count(*) FROM billing_receipt WHERE amount = 0 AND input + output > 0) AS unpriced_calls,
+       (SELECT count(DISTINCT call_id) FROM billing_conflict) AS conflicting_calls,
+       (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices";
+
+/// The tables. Times are milliseconds since 1970, money is billionths of a dollar.
+pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST] };
+
+const FIRST: &str = "
+CREATE TABLE billing_fact (
+    call_id TEXT PRIMARY KEY,
+    run TEXT NOT NULL,
+    attempt TEXT NOT NULL,
+    account TEXT NOT NULL,
+    upstream TEXT NOT NULL,
+    route TEXT NOT NULL,
+    model TEXT,
+    stream INTEGER NOT NULL,
+    outcome TEXT NOT NULL,
+    status INTEGER NOT NULL,
+    input INTEGER NOT NULL,
+    output INTEGER NOT NULL,
+    cache_read INTEGER NOT NULL,
+    cache_write INTEGER NOT NULL,
+    cache_write_1h INTEGER NOT NULL,
+    reasoning INTEGER NOT NULL,
+    source TEXT NOT NULL,
+    cost INTEGER NOT NULL,
+    reported_cost INTEGER,
+    started INTEGER NOT NULL,
+    settled INTEGER NOT NULL,
+    is_billable INTEGER NOT NULL,
+    has_receipt INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX billing_fact_run ON billing_fact (run, started);
+CREATE INDEX billing_fact_started ON billing_fact (started);
+CREATE INDEX billing_fact_unreceipted ON billing_fact (settled, run) WHERE is_billable AND NOT has_receipt;
+
+-- What was said of a call, whether or not it is in the books.
+CREATE TABLE billing_notice (
+    call_id TEXT PRIMARY KEY,
+    source TEXT NOT NULL,
+    run TEXT,
+    is_failure INTEGER NOT NULL,
+    amount INTEGER NOT NULL,
+    input INTEGER NOT NULL,
+    output INTEGER NOT NULL,
+    ended INTEGER NOT NULL,
+    received INTEGER NOT NULL,
+    is_taken INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX billing_notice_waiting ON billing_notice (received) WHERE NOT is_taken;
+
+CREATE TABLE billing_receipt (
+    source_reference TEXT PRIMARY KEY,
+    call_id TEXT NOT NULL UNIQUE REFERENCES billing_fact (call_id),
+    run TEXT NOT NULL,
+    source TEXT NOT NULL,
+    amount INTEGER NOT NULL,
+    input INTEGER NOT NULL,
+    output INTEGER NOT NULL,
+    ended INTEGER NOT NULL,
+    received INTEGER NOT NULL
+) STRICT;
+CREATE INDEX billing_receipt_run ON billing_receipt (run);
+CREATE INDEX billing_receipt_unpriced ON billing_receipt (run) WHERE amount = 0 AND input + output > 0;
+
+-- What contradicts a receipt; it is kept, and not charged.
+CREATE TABLE billing_conflict (
+    call_id TEXT NOT NULL,
+    run TEXT NOT NULL,
+    source TEXT NOT NULL,
+    amount INTEGER NOT NULL,
+    delta INTEGER NOT NULL,
+    named_run TEXT,
+    received INTEGER NOT NULL,
+    PRIMARY KEY (call_id, source, amount)
+) STRICT;
+CREATE INDEX billing_conflict_run ON billing_conflict (run)";
+
+/// LiteLLM calls back within seconds and writes its rows within a minute; its batches are tried again for a while.
+const BOUND: Duration = Duration::from_mins(15);
+
+/// The service's database in its state directory; the books share it with the other rooms.
+pub const FILE: &str = "state.db";

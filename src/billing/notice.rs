@@ -1,0 +1,54 @@
+//! What somebody says that a call has cost.
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use crate::budget::{Nanodollars, Tokens};
+
+/// One call by its id, and the price that somebody has put to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    pub call_id: String,
+    pub source: Source,
+    /// The run, as the gateway told LiteLLM in the call's metadata.
+    pub run: Option<String>,
+    pub account: Option<String>,
+    pub model: Option<String>,
+    /// LiteLLM gave up on the call. It may have tried again and come through.
+    pub is_failure: bool,
+    pub amount: Nanodollars,
+    pub input: Tokens,
+    pub output: Tokens,
+    pub started: SystemTime,
+    pub ended: SystemTime,
+}
+
+/// Who says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// LiteLLM, as soon as the call was over.
+    LitellmCallback,
+    /// LiteLLM, when we asked.
+    LitellmSpendLogs,
+    /// We ourselves, where there is no LiteLLM in between.
+    PriceTable,
+}
+
+impl Source {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::LitellmCallback => "litellm_callback",
+            Self::LitellmSpendLogs => "litellm_spend_logs",
+            Self::PriceTable => "price_table",
+        }
+    }
+}
+
+/// The most that one call can be said to have cost: a million dollars. Whoever says more is mistaken, and sums stay far
+/// from where they would wrap.
+pub const MAX_AMOUNT: Nanodollars = Nanodollars(1_000_000_000_000_000);
+
+/// The most tokens that one call can be said to have had, for the same reason.
+pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000);
