@@ -6,7 +6,7 @@
 //! for each request, so they join the two.
 //!
 //! What stands where: [`facts`] reads an audit log while it grows, [`ingest`] what LiteLLM calls back with, [`books`] keeps
-//! both.
+//! both, [`reconcile`] asks LiteLLM for what is missing, [`watch`] does so again and again, and tells the metrics.
 //!
 //! **Invariant:** a call is charged at most once. A notice that contradicts an earlier one is kept beside it and flagged.
 //!
@@ -15,8 +15,11 @@
 pub mod books;
 pub mod facts;
 pub mod ingest;
+pub mod litellm;
 pub mod notice;
 pub mod receipt;
+pub mod reconcile;
+pub mod watch;
 
 use std::path::PathBuf;
 

@@ -1,0 +1,319 @@
+//! LiteLLM's spend logs, read over its HTTP API.
+//!
+//! `/spend/logs/v2` comes in pages and filters by end user. Before it there was `/spend/logs`, which takes whole days, gives the
+//! latest 10,000 rows and no more, and ignores a filter by end user: there we look for ourselves.
+
+use std::fmt::Write;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::{Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::{Deserialize, Serialize};
+
+use super::ingest::Metadata;
+use super::{Notice, Source};
+use crate::base;
+use crate::base::secret::Secret;
+use crate::budget::{Nanodollars, Tokens};
+use crate::upstream::{Scheme, Target};
+
+/// Where LiteLLM is, and how it is asked.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub url: Target,
+    /// One that may read spend logs: the master key, or an administrator's.
+    pub key: Secret,
+    /// PEM file of authorities to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Asks one LiteLLM.
+pub struct Client {
+    settings: Settings,
+    client: legacy::Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+}
+
+/// What rows are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub since: SystemTime,
+    pub until: SystemTime,
+    /// LiteLLM's end user; without one, everybody's.
+    pub account: Option<String>,
+}
+
+/// Rows of calls that came through a gateway of ours.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    pub notices: Vec<Notice>,
+    /// All rows that were read, those of other callers too.
+    pub read: u64,
+    /// Rows that cannot be used.
+    pub invalid: u64,
+    pub way: Way,
+    /// Whether LiteLLM gave only the latest of a day's rows.
+    pub is_partial: bool,
+}
+
+/// How they were got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    #[default]
+    Pages,
+    /// From a LiteLLM that has no pages.
+    Days,
+}
+
+/// Why there are no rows.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("LiteLLM at `{url}` cannot be asked")]
+    Unreachable { url: String, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("LiteLLM at `{url}` has not answered within {} s", TIMEOUT.as_secs())]
+    Silent { url: String },
+    #[error("LiteLLM refuses to show its spend logs ({status}): {message}")]
+    Refused { status: StatusCode, message: String },
+    #[error("LiteLLM's spend logs are not what they were: {0}")]
+    Malformed(#[from] serde_json::Error),
+    #[error("LiteLLM has more than {} rows for this; ask for less time", MAX_PAGES * PAGE_SIZE)]
+    TooMany,
+}
+
+impl Client {
+    /// # Errors
+    /// The authorities cannot be read, or there are none.
+    pub fn new(settings: Settings) -> io::Result<Self> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let builder = HttpsConnectorBuilder::new();
+        let builder = match &settings.ca_file {
+            Some(path) => {
+                let roots = base::tls::authorities(path).map_err(io::Error::other)?;
+                let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+                builder.with_tls_config(config.with_no_client_auth())
+            }
+            None if settings.url.scheme() == Scheme::Https => builder.with_native_roots()?,
+            // Where there is no TLS, a machine without authorities will do.
+            None => {
+                let none = rustls::ClientConfig::builder()
+                    .with_root_certificates(rustls::RootCertStore::empty());
+                builder.with_tls_config(none.with_no_client_auth())
+            }
+        };
+        let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
+        let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { settings, client })
+    }
+
+    /// The rows of a window.
+    ///
+    /// # Errors
+    /// LiteLLM is not there, refuses, or answers what is not understood.
+    pub async fn rows(&self, window: &Window) -> Result<Rows, Error> {
+        let mut rows = Rows::default();
+        for page in 1..=MAX_PAGES {
+            let answer = match self.get(&window.page(page)).await {
+                Err(Error::Refused { status, .. }) if page == 1 && is_missing(status) => {
+                    return self.days(window).await;
+                }
+                answer => answer?,
+            };
+            let Page { data } = serde_json::from_slice(&answer)?;
+            let is_last = data.len() < PAGE_SIZE;
+            rows.extend(data, window);
+            if is_last {
+                return Ok(rows);
+            }
+        }
+        Err(Error::TooMany)
+    }
+
+    async fn days(&self, window: &Window) -> Result<Rows, Error> {
+        let mut rows = Rows { way: Way::Days, ..Rows::default() };
+        let mut day = window.since;
+        while date(day) <= date(window.until) {
+            let answer = self.get(&Window::day(day)).await?;
+            let data: Vec<serde_json::Value> = serde_json::from_slice(&answer)?;
+            rows.is_partial |= data.len() >= MOST_OF_A_DAY;
+            rows.extend(data, window);
+            day += DAY;
+        }
+        // A row of midnight is of both days.
+        rows.notices.sort_by(|one, other| one.call_id.cmp(&other.call_id));
+        rows.notices.dedup_by(|one, other| one.call_id == other.call_id);
+        Ok(rows)
+    }
+
+    async fn get(&self, path: &str) -> Result<Bytes, Error> {
+        let url = self.settings.url.to_string().replacen("h2c:", "http:", 1);
+        let uri: Uri = format!("{url}{path}").parse().expect("what is escaped is a URL");
+        let request = Request::get(uri)
+            .header(header::ACCEPT, "application/json")
+            .header(header::AUTHORIZATION, format!("Bearer {}", self.settings.key.expose()))
+            .body(Empty::new());
+        let Ok(request) = request else {
+            let source = "its key cannot be sent as a header".into();
+            return Err(Error::Unreachable { url, source });
+        };
+        let ask = async {
+            let response = self.client.request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>((status, body.to_bytes()))
+        };
+        match tokio::time::timeout(TIMEOUT, ask).await {
+            Err(_elapsed) => Err(Error::Silent { url }),
+            Ok(Err(source)) => Err(Error::Unreachable { url, source }),
+            Ok(Ok((status, body))) if status.is_success() => Ok(body),
+            Ok(Ok((status, body))) => Err(Error::Refused { status, message: first_words(&body) }),
+        }
+    }
+}
+
+impl Window {
+    fn page(&self, page: usize) -> String {
+        let mut path = format!(
+            "/spend/logs/v2?start_date={}&end_date={}&page={page}&page_size={PAGE_SIZE}&sort_by=startTime&sort_order=asc",
+            moment(self.since),
+            moment(self.until),
+        );
+        if let Some(account) = &self.account {
+            path.push_str("&end_user=");
+            escape(account, &mut path);
+        }
+        path
+    }
+
+    fn day(day: SystemTime) -> String {
+        let (from, to) = (date(day), date(day + DAY));
+        format!("/spend/logs?start_date={from}&end_date={to}&summarize=false")
+    }
+}
+
+impl Rows {
+    fn extend(&mut self, rows: Vec<serde_json::Value>, window: &Window) {
+        for row in rows {
+            self.read += 1;
+            match notice(row) {
+                Ok(notice) if notice.run.is_none() => {}
+                Ok(notice) if !window.has(&notice) => {}
+                Ok(notice) => self.notices.push(notice),
+                Err(_) => self.invalid += 1,
+            }
+        }
+    }
+}
+
+impl Window {
+    /// What a filter of LiteLLM's should have seen to.
+    fn has(&self, notice: &Notice) -> bool {
+        let is_theirs = |account| notice.account.as_ref() == Some(account);
+        (self.since..=self.until).contains(&notice.started)
+            && self.account.as_ref().is_none_or(is_theirs)
+    }
+}
+
+#[derive(Deserialize)]
+struct Page {
+    data: Vec<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    request_id: String,
+    /// Missing from old versions, which had it as the row's id where the provider gave none.
+    litellm_call_id: Option<String>,
+    status: Option<String>,
+    spend: Nanodollars,
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    #[serde(rename = "startTime")]
+    started: String,
+    #[serde(rename = "endTime")]
+    ended: String,
+    end_user: Option<String>,
+    model_group: Option<String>,
+    model: Option<String>,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+}
+
+fn notice(row: serde_json::Value) -> Result<Notice, String> {
+    let row: Row = serde_json::from_value(row).map_err(|error| error.to_string())?;
+    Notice {
+        call_id: row.litellm_call_id.unwrap_or(row.request_id),
+        source: Source::LitellmSpendLogs,
+        run: row.metadata.and_then(Metadata::run),
+        account: row.end_user,
+        model: row.model_group.filter(|name| !name.is_empty()).or(row.model),
+        is_failure: row.status.is_some_and(|status| status == "failure"),
+        amount: row.spend,
+        input: Tokens(row.prompt_tokens),
+        output: Tokens(row.completion_tokens),
+        started: time(&row.started).ok_or("`startTime` is not a time")?,
+        ended: time(&row.ended).ok_or("`endTime` is not a time")?,
+    }
+    .checked()
+}
+
+/// One of its doors writes `…Z`, the other `…+00:00`, and some versions nothing; all mean UTC.
+fn time(text: &str) -> Option<SystemTime> {
+    let text = text.trim_end_matches("+00:00").trim_end_matches('Z');
+    humantime::parse_rfc3339_weak(text).ok()
+}
+
+fn moment(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string().replace('T', "%20").replace('Z', "")
+}
+
+fn date(time: SystemTime) -> String {
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    text.split('T').next().unwrap_or_default().to_owned()
+}
+
+/// Everything but what is safe anywhere in a URL (RFC 3986, section 2.3).
+fn escape(text: &str, into: &mut String) {
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                into.push(byte.into());
+            }
+            _ => write!(into, "%{byte:02X}").expect("a String takes every write"),
+        }
+    }
+}
+
+fn is_missing(status: StatusCode) -> bool {
+    status == StatusCode::NOT_FOUND || status == StatusCode::METHOD_NOT_ALLOWED
+}
+
+/// Of an error's body as much as fits in a line.
+fn first_words(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+/// Half of what LiteLLM gives at most: a row has some 10 KB.
+const PAGE_SIZE: usize = 500;
+
+const MAX_PAGES: usize = 2_000;
+
+/// LiteLLM's `SPEND_LOGS_PAGINATION_COUNT_CAP`.
+const MOST_OF_A_DAY: usize = 10_000;
+
+const DAY: Duration = Duration::from_hours(24);
+
+const MAX_ANSWER: usize = 256 << 20;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+const TIMEOUT: Duration = Duration::from_mins(1);
