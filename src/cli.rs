@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod agents;
 pub mod audit;
+pub mod billing;
 pub mod check;
 pub mod demo;
 pub mod doctor;
@@ -68,6 +69,12 @@ pub fn command() -> Command {
                 .subcommand_required(true)
                 .arg_required_else_help(true),
         ))
+        .subcommand(billing::Command::augment_subcommands(
+            Command::new("billing")
+                .about("Show what runs have cost, and whether LiteLLM agrees")
+                .subcommand_required(true)
+                .arg_required_else_help(true),
+        ))
         .subcommand(doctor::Args::augment_args(
             Command::new("doctor")
                 .about("Say what this machine can enforce, and how to get the rest"),
@@ -111,6 +118,9 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("serve", matches)) => serve::run(matches),
         Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
         Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
+        Some(("billing", matches)) => {
+            billing::run(billing::Command::from_arg_matches(matches)?, out)
+        }
         Some(("doctor", matches)) => doctor::run(&doctor::Args::from_arg_matches(matches)?, out),
         Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
         Some(("check", matches)) => check::run(matches, out),

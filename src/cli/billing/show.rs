@@ -1,0 +1,201 @@
+//! The books in words, or in JSON.
+
+use std::fmt::{self, Display, Formatter};
+use std::io::{self, Write};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::billing::books::Totals;
+use crate::billing::litellm::Way;
+use crate::billing::reconcile::{Difference, Item, Report};
+use crate::billing::{Flag, Receipt, RunBill};
+
+/// How it is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    pub json: bool,
+}
+
+impl Shown {
+    pub fn status(
+        self,
+        totals: &Totals,
+        flagged: &[RunBill],
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        #[derive(Serialize)]
+        struct Status<'a> {
+            #[serde(flatten)]
+            totals: &'a Totals,
+            flagged: &'a [RunBill],
+        }
+        if self.json {
+            return line(&Status { totals, flagged }, out);
+        }
+        let Totals { calls, receipts, pending_calls, waiting_notices, .. } = totals;
+        writeln!(out, "calls     {calls}, {receipts} receipts, {pending_calls} still waited for")?;
+        if *waiting_notices > 0 {
+            writeln!(
+                out,
+                "waiting   {waiting_notices} calls that LiteLLM has told of, and no audit log has"
+            )?;
+        }
+        if flagged.is_empty() {
+            return writeln!(out, "nothing is flagged");
+        }
+        for bill in flagged {
+            writeln!(out, "{}", Flagged(bill))?;
+        }
+        Ok(())
+    }
+
+    pub fn receipts(
+        self,
+        receipts: &[Receipt],
+        bill: &RunBill,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        if self.json {
+            receipts.iter().try_for_each(|receipt| line(receipt, out))?;
+            return line(bill, out);
+        }
+        for receipt in receipts {
+            let Receipt { source_reference, amount, input, output, source, .. } = receipt;
+            let model = receipt.model.as_deref().unwrap_or("-");
+            let (input, output, source) = (input.0, output.0, source.as_str());
+            writeln!(
+                out,
+                "{source_reference}  {model}  {input} in, {output} out  ${amount}  {source}"
+            )?;
+        }
+        let RunBill { account, billable, receipts, amount, state, .. } = bill;
+        let state = state.as_str();
+        writeln!(
+            out,
+            "account {account}: ${amount}, {receipts} receipts for {billable} billable calls, {state}"
+        )?;
+        if bill.flags.is_empty() { Ok(()) } else { writeln!(out, "{}", Flagged(bill)) }
+    }
+
+    pub fn report(self, report: &Report, bound: Duration, out: &mut impl Write) -> io::Result<()> {
+        if self.json {
+            return line(report, out);
+        }
+        let [since, until] = [report.since, report.until].map(humantime::format_rfc3339_seconds);
+        let way = match report.way {
+            Way::Pages => "/spend/logs/v2",
+            Way::Days => "/spend/logs",
+        };
+        writeln!(out, "calls begun from {since} to {until}, by LiteLLM's {way}")?;
+        let Report { matched, charged, receipts_written, pending, .. } = report;
+        writeln!(
+            out,
+            "matched      {matched}, charged ${charged}; {receipts_written} receipts written"
+        )?;
+        writeln!(
+            out,
+            "pending      {pending}, ended less than {} ago",
+            humantime::format_duration(bound)
+        )?;
+        items("missing", "of ours, which LiteLLM does not know", &report.missing, out)?;
+        items("unknown", "of LiteLLM's, which name runs of ours", &report.unknown, out)?;
+        items("conflicting", "with another price than before", &report.conflicting, out)?;
+        let Report { delta_input, delta_output, delta_cost_nanodollars, .. } = report;
+        writeln!(
+            out,
+            "delta        {delta_input:+} in, {delta_output:+} out, {}",
+            Signed(*delta_cost_nanodollars)
+        )?;
+        report.different.iter().try_for_each(|one| writeln!(out, "    {}", Told(one)))?;
+        if report.uncompared > 0 {
+            writeln!(out, "uncompared   {}, for whose models we have no price", report.uncompared)?;
+        }
+        if report.invalid > 0 {
+            writeln!(out, "invalid      {} of LiteLLM's rows cannot be used", report.invalid)?;
+        }
+        if report.is_partial {
+            writeln!(
+                out,
+                "partial      LiteLLM gives no more than 10000 rows of a day: what is missing may be there"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn items(name: &str, what: &str, items: &[Item], out: &mut impl Write) -> io::Result<()> {
+    if items.is_empty() {
+        return writeln!(out, "{name:12} 0");
+    }
+    writeln!(out, "{name:12} {} {what}", items.len())?;
+    for item in items {
+        let Item { run, call_id, input, output, cost, .. } = item;
+        let model = item.model.as_deref().unwrap_or("-");
+        let (run, call_id, model) = (Plain(run), Plain(call_id), Plain(model));
+        writeln!(out, "    {run} {call_id}  {model}  {} in, {} out  ${cost}", input.0, output.0)?;
+    }
+    Ok(())
+}
+
+/// A run that somebody has to look at.
+struct Flagged<'a>(&'a RunBill);
+
+impl Display for Flagged<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let RunBill { run, account, overdue, unpriced, conflicting, .. } = self.0;
+        write!(f, "flagged   run {run}, account {account}: ")?;
+        for (at, flag) in self.0.flags.iter().enumerate() {
+            let count = match flag {
+                Flag::Unreceipted => overdue,
+                Flag::Unpriced => unpriced,
+                Flag::Conflicting => conflicting,
+            };
+            write!(f, "{}{count} {}", if at == 0 { "" } else { ", " }, flag.as_str())?;
+        }
+        Ok(())
+    }
+}
+
+/// A call that both sides have, each in its own way.
+struct Told<'a>(&'a Difference);
+
+impl Display for Told<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Difference { run, call_id, input, output, cost_nanodollars, is_estimate, .. } = self.0;
+        let model = Plain(self.0.model.as_deref().unwrap_or("-"));
+        write!(
+            f,
+            "{run} {call_id}  {model}  {input:+} in, {output:+} out, {}",
+            Signed(*cost_nanodollars)
+        )?;
+        if *is_estimate { f.write_str(" (ours is an estimate)") } else { Ok(()) }
+    }
+}
+
+/// An amount of money that may be less than nothing.
+struct Signed(i64);
+
+impl Display for Signed {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { '-' } else { '+' };
+        write!(f, "{sign}${}", crate::budget::Nanodollars(self.0.unsigned_abs()))
+    }
+}
+
+/// Text that others chose, safe to print.
+struct Plain<'a>(&'a str);
+
+impl Display for Plain<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            c if c.is_ascii_graphic() => write!(f, "{c}"),
+            c => write!(f, "{}", c.escape_unicode()),
+        })
+    }
+}
+
+fn line(value: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    writeln!(out)
+}
