@@ -11,6 +11,7 @@ mod access_log;
 mod agent;
 mod agents;
 mod audit;
+mod billing;
 mod body;
 mod budget;
 mod catalog;

@@ -1,0 +1,74 @@
+//! B1 to B4: what runs cost, from our own records and from LiteLLM's, and that each call is charged once.
+
+mod books;
+mod command;
+mod facts;
+mod ingest;
+mod reconcile;
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::audit::record::Outcome;
+use cogni_gateway::base::db::Database;
+use cogni_gateway::billing::{self, Books, Fact, Notice, Source};
+use cogni_gateway::budget::{self, Nanodollars, Tokens, Usage};
+
+/// Books of their own, in a directory.
+fn books(directory: &Path) -> Books {
+    Books::new(Database::open(&directory.join("state.db"), &[billing::SCHEMA]).unwrap())
+}
+
+/// A call of run `run-1` that used 11 and 7 tokens, at a given time.
+fn fact(call_id: &str, settled: SystemTime) -> Fact {
+    Fact {
+        call_id: call_id.to_owned(),
+        run: "run-1".to_owned(),
+        attempt: "0".to_owned(),
+        account: "acct-42".to_owned(),
+        upstream: "litellm".to_owned(),
+        route: "chat_completions".to_owned(),
+        model: Some("gpt".to_owned()),
+        stream: false,
+        outcome: Outcome::Completed,
+        status: 200,
+        usage: Usage {
+            input: Tokens(11),
+            output: Tokens(7),
+            source: budget::Source::Provider,
+            ..Usage::default()
+        },
+        cost: Nanodollars(25_000),
+        reported_cost: None,
+        started: settled - Duration::from_secs(1),
+        settled,
+    }
+}
+
+/// What LiteLLM says of such a call.
+fn notice(call_id: &str, amount: u64) -> Notice {
+    Notice {
+        call_id: call_id.to_owned(),
+        source: Source::LitellmCallback,
+        run: Some("run-1".to_owned()),
+        account: Some("acct-42".to_owned()),
+        model: Some("gpt".to_owned()),
+        is_failure: false,
+        amount: Nanodollars(amount),
+        input: Tokens(11),
+        output: Tokens(7),
+        started: at("09:30:00"),
+        ended: at("09:30:01"),
+    }
+}
+
+/// A time of the day on which the fixtures were recorded.
+fn at(time: &str) -> SystemTime {
+    humantime::parse_rfc3339(&format!("2026-11-22T{time}Z")).unwrap()
+}
+
+/// A file that a real LiteLLM has sent.
+fn recorded(name: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/litellm");
+    std::fs::read(folder.join(name)).unwrap()
+}

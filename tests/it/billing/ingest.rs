@@ -1,0 +1,142 @@
+//! B2: what LiteLLM's callback sends, as a real one has sent it, and whatever else may come.
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::billing::ingest::{Parsed, parse};
+use insta::assert_snapshot;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::recorded;
+
+/// B2: unary, streamed, a stream of Messages, and a model that LiteLLM does not have.
+#[test]
+fn a_real_batch_is_understood() {
+    assert_snapshot!(table(&parse(&recorded("callback.json")).unwrap()), @r#"
+    01a20298-15f8-7428-a20a-7213618e37a2 run-7 acct-42 mock came through, 10 in, 20 out, $0.00005, 2026-11-22T09:30:51.847Z
+    01a20298-1c99-763c-9bd8-e4dcb2c7fdcb run-7 acct-42 gpt came through, 11 in, 7 out, $0.000025, 2026-11-22T09:30:53.549Z
+    01a20298-2568-7128-9aae-ccbbfe4a339f run-7 acct-42 claude came through, 11 in, 7 out, $0.000138, 2026-11-22T09:30:55.371Z
+    01a20298-264d-7228-9477-9313fdbfa41f run-7 acct-42 nope failed, 0 in, 0 out, $0, 2026-11-22T09:30:55.474Z
+    "#);
+}
+
+/// B2: LiteLLM's three formats, `json_array`, `ndjson` and `single`, say the same.
+#[test]
+fn an_array_lines_and_single_objects_say_the_same() {
+    let whole = parse(&recorded("callback.json")).unwrap();
+    let items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+    let lines: Vec<_> = items.iter().map(Value::to_string).collect();
+    assert_eq!(parse(lines.join("\n").as_bytes()).unwrap(), whole);
+    let singly: Vec<_> =
+        lines.iter().flat_map(|line| parse(line.as_bytes()).unwrap().notices).collect();
+    assert_eq!(singly, whole.notices);
+}
+
+#[test]
+fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
+    let items = json!([
+        item(&json!({})),
+        item(&json!({ "litellm_call_id": null })),
+        item(&json!({ "litellm_call_id": "x".repeat(257) })),
+        item(&json!({ "status": "perhaps" })),
+        item(&json!({ "response_cost": -1 })),
+        item(&json!({ "response_cost": 1_000_001 })),
+        item(&json!({ "completion_tokens": "seven" })),
+        item(&json!({ "prompt_tokens": 2_000_000_000_u64 })),
+        item(&json!({ "endTime": 1e300 })),
+        "what",
+        item(&json!({ "metadata": { "spend_logs_metadata": null } })),
+        item(&json!({ "metadata": { "spend_logs_metadata": { "run_id": 7 } } })),
+        item(&json!({ "metadata": { "spend_logs_metadata": { "run_id": "x".repeat(257) } } })),
+        item(&json!({ "response_cost": null, "prompt_tokens": null, "wibble": { "a": [] } })),
+    ]);
+    let parsed = parse(items.to_string().as_bytes()).unwrap();
+    assert_eq!((parsed.notices.len(), parsed.foreign, parsed.invalid), (2, 2, 10));
+    let told: Vec<_> =
+        parsed.complaints.iter().map(|one| format!("{}: {}", one.item, one.message)).collect();
+    assert_snapshot!(told.join("\n"), @r#"
+    1: `litellm_call_id` is missing, so nobody can tell which call this is
+    2: the call's id is longer than 256 bytes
+    3: `status` is neither "success" nor "failure"
+    4: `-1` is not an amount of dollars, such as "2.50"
+    5: $1000001 is not the price of one call
+    6: invalid type: string "seven", expected u64
+    7: so many tokens are not those of one call
+    8: `endTime` is not a time in seconds
+    9: invalid type: string "what", expected struct Payload
+    12: `run_id` is longer than 256 bytes
+    "#);
+}
+
+#[test]
+fn a_body_that_is_not_json_is_refused() {
+    assert_snapshot!(parse(b"[{\"id\":").unwrap_err(), @"the body is neither a JSON object, nor an array of objects, nor one object on each line: EOF while parsing a value at line 1 column 7");
+    assert_eq!(parse(b"").unwrap(), Parsed::default());
+}
+
+/// B2: the callback's own secret: all of it, and nothing but it.
+#[test]
+fn a_secret_is_only_itself() {
+    let secret = Secret::new("s3cret");
+    for (given, is_it) in
+        [("s3cret", true), ("s3cre", false), ("s3cret\0", false), ("", false), ("S3cret", false)]
+    {
+        assert_eq!(secret.is(given), is_it, "{given:?}");
+    }
+    assert!(!Secret::default().is(""));
+}
+
+proptest! {
+    /// Whatever comes, each item of an array is counted once.
+    #[test]
+    fn every_item_is_counted_once(changes in prop::collection::vec(("[a-zA-Z_]{1,16}|status|response_cost|endTime|metadata", value()), 0..6)) {
+        let changed: Vec<_> = changes.into_iter().map(|(key, value)| item(&json!({ key: value }))).collect();
+        let parsed = parse(Value::from(changed.clone()).to_string().as_bytes()).unwrap();
+        prop_assert_eq!(parsed.notices.len() as u64 + parsed.foreign + parsed.invalid, changed.len() as u64);
+    }
+
+    #[test]
+    fn no_body_is_too_strange(body in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = parse(&body);
+    }
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        ".{0,20}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 8, 3, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            prop::collection::hash_map("[a-z_]{1,20}|spend_logs_metadata|run_id", inner, 0..3)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+/// A real item, with some members changed.
+fn item(changes: &Value) -> Value {
+    let items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+    let mut item = items[0].as_object().unwrap().clone();
+    item.extend(changes.as_object().unwrap().clone());
+    item.into()
+}
+
+fn table(parsed: &Parsed) -> String {
+    let row = |notice: &cogni_gateway::billing::Notice| {
+        let run = notice.run.as_deref().unwrap_or("-");
+        let account = notice.account.as_deref().unwrap_or("-");
+        let model = notice.model.as_deref().unwrap_or("-");
+        let end = if notice.is_failure { "failed" } else { "came through" };
+        let ended = humantime::format_rfc3339_millis(notice.ended);
+        let (call, amount, input, output) =
+            (&notice.call_id, notice.amount, notice.input.0, notice.output.0);
+        format!(
+            "{call} {run} {account} {model} {end}, {input} in, {output} out, ${amount}, {ended}"
+        )
+    };
+    parsed.notices.iter().map(row).collect::<Vec<_>>().join("\n")
+}
