@@ -44,6 +44,7 @@ mod seats;
 mod server;
 mod service;
 mod shared;
+mod spend_logs;
 mod stream;
 mod support;
 mod tidy;

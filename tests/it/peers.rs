@@ -1,7 +1,7 @@
 //! The gateway among programs that others wrote: LiteLLM above it, the OpenAI and Anthropic SDKs below, Prometheus beside it.
 
 mod cut;
-mod place;
+pub(crate) mod place;
 mod spoof;
 
 use std::fs;
@@ -157,7 +157,7 @@ fn with(object: &Value, more: &Value) -> Value {
 }
 
 /// What `command` prints, if it succeeds.
-fn output(command: &mut Command) -> String {
+pub(crate) fn output(command: &mut Command) -> String {
     let output =
         command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {}", place::REMEDY));
     let [said, complained] =

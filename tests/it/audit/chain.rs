@@ -23,7 +23,7 @@ fn a_whole_run_reads_like_this() {
         (r"[0-9a-f]{128}", "[signature]"),
     ]}, {
         insta::assert_snapshot!(text, @r#"
-        {"v":1,"seq":1,"time":"[time]","run":"run-1","event":"run.started","attempt":"2","account":"acct-1","version":"0.1.0","policy":"9f86d081","prices":"8d969eef","public_key":"d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737","resumed":false,"prev":"[…]","hash":"[…]"}
+        {"v":1,"seq":1,"time":"[time]","run":"run-1","event":"run.started","attempt":"2","account":"acct-1","version":"0.1.0","policy":"9f86d081","prices":"8d969eef","upstream":"litellm","public_key":"d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737","resumed":false,"prev":"[…]","hash":"[…]"}
         {"v":1,"seq":2,"time":"[time]","run":"run-1","event":"request.admitted","request":"call-1","route":"chat_completions","model":"gpt-4o","stream":true,"request_bytes":2048,"reserved":{"turns":1,"input":600,"output":4096},"prev":"[…]","hash":"[…]"}
         {"v":1,"seq":3,"time":"[time]","run":"run-1","event":"request.settled","request":"call-1","outcome":"completed","status":200,"usage":{"input":118,"output":44,"source":"provider"},"charged":{"turns":1,"input":118,"output":44},"response_bytes":9000,"frames":45,"litellm_call_id":"call-1","litellm_response_cost":"0.00074","first_byte_ms":311.001,"duration_ms":812.25,"prev":"[…]","hash":"[…]"}
         {"v":1,"seq":4,"time":"[time]","run":"run-1","event":"request.refused","request":"call-2","code":"route_not_served","status":404,"method":"POST","route":"-","model":null,"request_bytes":17,"prev":"[…]","hash":"[…]"}

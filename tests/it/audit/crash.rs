@@ -178,7 +178,7 @@ fn a_log_broken_in_the_middle_is_left_alone() {
     fs::write(place.log(), &bytes).unwrap();
     let error = Log::open(&config(&place.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
-        insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 807): the content does not match its hash; it is evidence now, so move it away and start anew");
+        insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 828): the content does not match its hash; it is evidence now, so move it away and start anew");
     });
     assert_eq!(place.bytes(), bytes);
 }

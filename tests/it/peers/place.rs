@@ -15,16 +15,16 @@ use crate::support::process::{Process, free_port};
 pub(super) const REMEDY: &str = "`tests/run peers` installs what is missing and runs this test";
 
 const GATEWAY: &str = env!("CARGO_BIN_EXE_cogni-gateway");
-pub(super) const KEY: &str = "sk-litellm-master";
+pub(crate) const KEY: &str = "sk-litellm-master";
 
 /// A proxy with its socket, its access log and its audit in one directory.
-pub(super) struct Place {
+pub(crate) struct Place {
     folder: TempDir,
     proxy: RefCell<Process>,
 }
 
 impl Place {
-    pub(super) fn start(upstream: &str, more: &[(&str, &str)]) -> Self {
+    pub(crate) fn start(upstream: &str, more: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
         let mut proxy = Process::start(
@@ -62,7 +62,7 @@ impl Place {
     }
 
     /// A chat completion; returns LiteLLM's id of it, from the answer's head.
-    pub(super) fn chat(&self, model: &str, stream: bool) -> String {
+    pub(crate) fn chat(&self, model: &str, stream: bool) -> String {
         let messages = json!([{ "role": "user", "content": "hello" }]);
         let body = json!({ "model": model, "stream": stream, "messages": messages }).to_string();
         let url = "http://localhost/v1/chat/completions";
@@ -78,35 +78,39 @@ impl Place {
     }
 
     /// Ends the proxy, has its audit verified, and returns the records.
-    pub(super) fn ends_with_a_whole_record(&self) -> Vec<Value> {
+    pub(crate) fn ends_with_a_whole_record(&self) -> Vec<Value> {
         let status = self.proxy.borrow_mut().terminate();
         assert!(status.success(), "{status}: {}", self.proxy.borrow().said());
-        let audit = self.folder.path().join("audit.jsonl");
+        let audit = self.audit_log();
         output(Command::new(GATEWAY).args(["audit", "verify"]).arg(&audit));
         parse_lines(&fs::read_to_string(audit).unwrap())
+    }
+
+    pub(crate) fn audit_log(&self) -> PathBuf {
+        self.folder.path().join("audit.jsonl")
     }
 
     pub(super) fn access_log(&self) -> PathBuf {
         self.folder.path().join("access.log")
     }
 
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("llm.sock")
     }
 }
 
 /// A program with an address that others connect to.
-pub(super) struct Peer {
-    pub(super) address: String,
+pub(crate) struct Peer {
+    pub(crate) address: String,
     _process: Process,
 }
 
 /// The fake provider, which answers by `script`.
-pub(super) fn provider(script: &str) -> Peer {
+pub(crate) fn provider(script: &str) -> Peer {
     provider_with(&["--script", script])
 }
 
-fn provider_with(arguments: &[&str]) -> Peer {
+pub(crate) fn provider_with(arguments: &[&str]) -> Peer {
     let mut process = Process::start(Command::new(GATEWAY).arg("provider").args(arguments), "");
     process.until(|said| said.ends_with('\n'));
     let said = process.said();
@@ -214,7 +218,7 @@ impl Prometheus {
 }
 
 /// curl's arguments for a request through a unix socket.
-fn through(socket: &Path, arguments: &[&str]) -> Vec<String> {
+pub(crate) fn through(socket: &Path, arguments: &[&str]) -> Vec<String> {
     let socket = socket.display().to_string();
     let curl = ["--silent", "--show-error", "--max-time", "60", "--unix-socket", &socket];
     curl.iter().chain(arguments).map(|&text| text.to_owned()).collect()
@@ -234,20 +238,20 @@ pub(super) fn get(url: &str) -> String {
     output(Command::new("curl").args(curl_fail(url)))
 }
 
-fn curl_fail(url: &str) -> Vec<String> {
+pub(crate) fn curl_fail(url: &str) -> Vec<String> {
     ["--silent", "--show-error", "--fail", "--max-time", "60", url].map(str::to_owned).to_vec()
 }
 
-fn succeeds(curl: &[String]) -> bool {
+pub(crate) fn succeeds(curl: &[String]) -> bool {
     Command::new("curl").args(curl).output().is_ok_and(|output| output.status.success())
 }
 
 /// A file in `tests/peers`.
-pub(super) fn here(file: &str) -> PathBuf {
+pub(crate) fn here(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers").join(file)
 }
 
 /// Where `tests/run` puts the Python peers.
-fn venv(name: &str) -> PathBuf {
+pub(crate) fn venv(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peers").join(name)
 }

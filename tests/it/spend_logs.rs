@@ -1,0 +1,154 @@
+//! Our books beside those of a real LiteLLM, which keeps its own in a real Postgres and calls back with each call.
+
+mod place;
+
+use std::process::{Command, Output};
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::billing::{self, Books, Source, State};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+use crate::peers::place::{KEY, Place, here, provider, through};
+use crate::support::process::{Process, patience};
+use place::{Litellm, Postgres, Receiver};
+
+/// B1 to B4: the same calls by three ways: our audit log, LiteLLM's callback, and its spend logs; and they agree.
+#[test]
+fn our_books_and_litellms_agree() {
+    let provider = provider("input=11,output=7");
+    let postgres = Postgres::start();
+    let state = tempdir().unwrap();
+    let receiver = Receiver::start(open(state.path()));
+    let litellm = Litellm::start(&provider.address, &postgres, &receiver);
+    let prices = here("prices.toml").display().to_string();
+    let place = Place::start(&litellm.address, &[("PRICES_FILE", &prices)]);
+
+    let whole = [("mock", false), ("mock", true), ("gpt", false), ("gpt", true)];
+    let called: Vec<_> = whole.iter().map(|(model, stream)| place.chat(model, *stream)).collect();
+    ask(
+        &place,
+        "/v1/messages",
+        &json!({ "model": "claude", "stream": true, "max_tokens": 50, "messages": hello() }),
+    );
+    ask(&place, "/v1/responses", &json!({ "model": "gpt", "input": "hello" }));
+    ask(&place, "/v1/embeddings", &json!({ "model": "gpt", "input": "hello" }));
+    ask(&place, "/v1/chat/completions", &json!({ "model": "no-such-model", "messages": hello() }));
+    leave(&place);
+    place.ends_with_a_whole_record();
+    let log = place.audit_log().display().to_string();
+
+    // The callback is quick, but LiteLLM forgets calls that end while it posts those before them.
+    let said = run(state.path(), &litellm, &["record", &log]);
+    assert!(said.ends_with("9 calls, 9 of them new\nexit 0"), "{said}");
+    let by_callback = || receipts(&receiver).len() as u64;
+    patience(|| by_callback() > 0, || format!("{}; {}", receiver.told(), litellm.said()));
+    assert!(receipts(&receiver).iter().all(|(_, source, _)| *source == Source::LitellmCallback));
+
+    // Its spend logs have all of them, for books that no callback reaches, too.
+    let other = tempdir().unwrap();
+    run(other.path(), &litellm, &["record", &log]);
+    let (report, written) = settled(other.path(), &litellm);
+    assert_eq!((&report["way"], &report["pending"], written), (&json!("pages"), &json!(0), CALLS));
+    for none in ["missing", "unknown", "conflicting"] {
+        assert_eq!(report[none], json!([]), "{report}");
+    }
+    // Whoever left was not told what the call used; of all others both say the same.
+    let different = report["different"].as_array().unwrap();
+    let is_of_who_left = |one: &Value| one["is_estimate"] == true && one["model"] == "slow";
+    assert!(different.iter().all(is_of_who_left), "{report}");
+
+    // By whichever way: each call once, at the same price.
+    let (_report, written) = settled(state.path(), &litellm);
+    assert!(written < CALLS, "{written} of them had no receipt");
+    let by_rows = Receiver::start(open(other.path()));
+    let prices = |receiver| {
+        let receipts = receipts(receiver).into_iter();
+        receipts.map(|(id, _, amount)| (id, amount)).collect::<Vec<_>>()
+    };
+    assert_eq!(prices(&receiver), prices(&by_rows));
+    assert!(called.iter().all(|call| prices(&receiver).iter().any(|(id, _)| id == call)));
+    let bill = receiver.block_on(receiver.books().summary("run-7")).unwrap();
+    assert_eq!((bill.calls, bill.receipts, bill.billable), (CALLS, CALLS, CALLS - 1));
+    assert_eq!((bill.state, bill.flags), (State::Complete, vec![]));
+    let said = run(state.path(), &litellm, &["status"]);
+    assert!(said.ends_with("nothing is flagged\nexit 0"), "{said}");
+}
+
+/// Reconciles until LiteLLM has written everything down, which it does seconds later; returns the last report, and how many
+/// receipts were written on the way.
+fn settled(state: &std::path::Path, litellm: &Litellm) -> (Value, u64) {
+    let (mut last, mut written) = (Value::Null, 0);
+    let mut reconcile = || {
+        let said = run(state, litellm, &["reconcile", "--since", "1h", "--run", "run-7", "--json"]);
+        let (report, exit) = said.split_once('\n').unwrap();
+        assert_eq!(exit, "exit 0", "{said}");
+        last = serde_json::from_str(report).unwrap();
+        written += last["receipts_written"].as_u64().unwrap();
+        last["matched"] == CALLS && last["pending"] == 0
+    };
+    patience(&mut reconcile, || litellm.said());
+    (last, written)
+}
+
+/// Begins a slow stream, and goes.
+fn leave(place: &Place) {
+    let body = json!({ "model": "slow", "stream": true, "max_tokens": 1000, "messages": hello() })
+        .to_string();
+    let url = "http://localhost/v1/chat/completions";
+    let arguments = through(
+        &place.socket(),
+        &["--no-buffer", url, "--header", "content-type: application/json", "--data", &body],
+    );
+    let mut client = Process::start(Command::new("curl").args(arguments), "");
+    client.until(|said| said.matches("data: ").count() > 3);
+}
+
+fn ask(place: &Place, path: &str, body: &Value) {
+    let (url, body) = (format!("http://localhost{path}"), body.to_string());
+    let arguments = [
+        "--output",
+        "/dev/null",
+        &url,
+        "--header",
+        "content-type: application/json",
+        "--data",
+        &body,
+    ];
+    assert!(
+        Command::new("curl").args(through(&place.socket(), &arguments)).status().unwrap().success()
+    );
+}
+
+fn hello() -> Value {
+    json!([{ "role": "user", "content": "hello" }])
+}
+
+fn open(state: &std::path::Path) -> Books {
+    Books::new(Database::open(&state.join("state.db"), &[billing::SCHEMA]).unwrap())
+}
+
+fn receipts(receiver: &Receiver) -> Vec<(String, Source, u64)> {
+    let receipts = receiver.block_on(receiver.books().receipts("run-7")).unwrap();
+    receipts
+        .into_iter()
+        .map(|receipt| (receipt.call_id, receipt.source, receipt.amount.0))
+        .collect()
+}
+
+/// What `cogni-gateway billing` prints, and its exit status.
+fn run(state: &std::path::Path, litellm: &Litellm, arguments: &[&str]) -> String {
+    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .arg("billing")
+        .args(arguments)
+        .env("COGNI_STATE_DIR", state)
+        .env("LITELLM_HOST", &litellm.address)
+        .env("LITELLM_MASTER_KEY", KEY)
+        .output()
+        .unwrap();
+    let said = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    format!("{said}exit {}", status.code().unwrap())
+}
+
+/// What the test makes, one way or another.
+const CALLS: u64 = 9;
