@@ -423,7 +423,7 @@ CREATE TABLE billing_conflict (
 CREATE INDEX billing_conflict_run ON billing_conflict (run)";
 
 /// LiteLLM calls back within seconds and writes its rows within a minute; its batches are tried again for a while.
-const BOUND: Duration = Duration::from_mins(15);
+pub(super) const BOUND: Duration = Duration::from_mins(15);
 
 /// The service's database in its state directory; the books share it with the other rooms.
 pub const FILE: &str = "state.db";
