@@ -9,6 +9,9 @@ pub mod agents {}
 #[doc = include_str!("manual/architecture.md")]
 pub mod architecture {}
 
+#[doc = include_str!("manual/billing.md")]
+pub mod billing {}
+
 #[doc = include_str!("manual/clients.md")]
 pub mod clients {}
 
@@ -83,4 +86,7 @@ pub mod decisions {
         "manual/decisions/0015-take-bundles-into-quarantine-and-judge-the-hosts-own-diff.md"
     )]
     pub mod d0015 {}
+
+    #[doc = include_str!("manual/decisions/0019-charge-a-call-where-both-accounts-of-it-meet.md")]
+    pub mod d0019 {}
 }
