@@ -1,7 +1,7 @@
 //! The runs of a service: accepted, started, watched and brought to a definite end, whatever happens to the process.
 //!
 //! Reading order: [`wanted`] is what somebody asks for; [`admission`] says yes or no; [`conduct`] takes one run from its
-//! row to its end, with what the agent says turned into events by [`script`];
+//! row to its end, with what the agent says turned into events by [`script`] and what its calls come to by [`bill`];
 //! [`recovery`] does for another process's runs what that process cannot do any more.
 //!
 //! **Invariant:** a run that was accepted is in the journal, and ends there exactly once.
@@ -9,6 +9,7 @@
 //! **Invariant:** one process has the state directory, so that nobody else begins or ends its runs.
 
 mod admission;
+mod bill;
 mod conduct;
 mod ending;
 mod lock;
@@ -32,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use crate::app::Seats;
 use crate::base::db;
 use crate::base::drain::Drain;
+use crate::billing::Books;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::delivery::Relay;
@@ -76,6 +78,7 @@ pub struct Parts {
     pub catalog: Catalog,
     pub seats: Seats,
     pub journal: Journal,
+    pub books: Books,
     /// Without one, no run has a repository.
     pub relay: Option<Arc<Relay>>,
 }
@@ -86,6 +89,7 @@ struct Shared {
     catalog: ArcSwap<Catalog>,
     seats: Seats,
     journal: Journal,
+    books: Books,
     relay: Option<Arc<Relay>>,
     places: Arc<Semaphore>,
     live: Mutex<HashMap<String, CancellationToken>>,
@@ -106,13 +110,14 @@ impl Supervisor {
     /// Another process has the directory, or something in it cannot be read.
     pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
         let lock = Lock::take(&settings.state_dir)?;
-        let Parts { config, catalog, seats, journal, relay } = parts;
+        let Parts { config, catalog, seats, journal, books, relay } = parts;
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         let supervisor = Self(Arc::new(Shared {
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
             seats,
             journal,
+            books,
             relay,
             places: Arc::new(Semaphore::new(settings.max_runs)),
             live: Mutex::default(),
@@ -143,6 +148,10 @@ impl Supervisor {
 
     pub fn journal(&self) -> &Journal {
         &self.0.journal
+    }
+
+    pub fn books(&self) -> &Books {
+        &self.0.books
     }
 
     pub fn catalog(&self) -> Arc<Catalog> {

@@ -1,77 +1,23 @@
 //! The service's bookkeeper: looks for calls without a receipt, asks LiteLLM about them, and tells the metrics.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use prometheus::{IntGauge, Registry};
 use tokio_util::sync::CancellationToken;
 
 use super::Books;
 use super::books::{Filter, Totals};
 use super::litellm::Client;
 use super::reconcile::{Error, Report};
-
-/// What is to be seen of the books from outside.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    unreceipted_calls: IntGauge,
-    unreceipted_runs: IntGauge,
-    unpriced_calls: IntGauge,
-    conflicting_calls: IntGauge,
-    pending_calls: IntGauge,
-    reconcile_failed: IntGauge,
-}
+use crate::observe::metrics::{Billed, Metrics};
 
 /// Looks after the books until it is stopped.
 pub struct Watch {
     pub books: Books,
     /// Where receipts come from that no callback has brought; without one, they are only missed.
     pub litellm: Option<Client>,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     pub every: Duration,
-}
-
-impl Metrics {
-    /// # Errors
-    /// The registry has them already.
-    pub fn new(registry: &Registry) -> prometheus::Result<Self> {
-        let gauge = |name, help| {
-            let gauge = IntGauge::new(name, help)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok::<_, prometheus::Error>(gauge)
-        };
-        Ok(Self {
-            unreceipted_calls: gauge(
-                "billing_unreceipted_calls",
-                "Calls that used tokens and have no receipt although their time is over.",
-            )?,
-            unreceipted_runs: gauge("billing_unreceipted_runs", "Runs that have such calls.")?,
-            unpriced_calls: gauge(
-                "billing_unpriced_calls",
-                "Calls that used tokens and were charged nothing: their model has no price.",
-            )?,
-            conflicting_calls: gauge(
-                "billing_conflicting_calls",
-                "Calls of which two accounts differ.",
-            )?,
-            pending_calls: gauge(
-                "billing_pending_calls",
-                "Calls that used tokens and have no receipt yet.",
-            )?,
-            reconcile_failed: gauge(
-                "billing_reconcile_failed",
-                "1 while LiteLLM does not show its spend logs.",
-            )?,
-        })
-    }
-
-    fn set(&self, totals: &Totals) {
-        let set = |gauge: &IntGauge, count| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
-        set(&self.unreceipted_calls, totals.unreceipted_calls);
-        set(&self.unreceipted_runs, totals.unreceipted_runs);
-        set(&self.unpriced_calls, totals.unpriced_calls);
-        set(&self.conflicting_calls, totals.conflicting_calls);
-        set(&self.pending_calls, totals.pending_calls);
-    }
 }
 
 impl Watch {
@@ -90,18 +36,18 @@ impl Watch {
     pub async fn look(&self) {
         match self.reconcile(SystemTime::now()).await {
             Ok(report) => {
-                self.metrics.reconcile_failed.set(0);
+                self.metrics.reconciled(true);
                 if let Some(report) = report {
                     tell(&report);
                 }
             }
             Err(error) => {
-                self.metrics.reconcile_failed.set(1);
+                self.metrics.reconciled(false);
                 tracing::warn!(error = %chain(&error), "the books could not be compared with LiteLLM's");
             }
         }
         match self.books.totals(SystemTime::now()).await {
-            Ok(totals) => self.metrics.set(&totals),
+            Ok(totals) => self.metrics.billed(&billed(&totals)),
             Err(error) => tracing::error!(%error, "the books cannot be read"),
         }
     }
@@ -114,6 +60,16 @@ impl Watch {
         let since = oldest.max(now.checked_sub(LONGEST).unwrap_or(oldest));
         let filter = Filter { since, until: now, account: None, run: None };
         self.books.reconcile(client, &filter, now).await.map(Some)
+    }
+}
+
+fn billed(totals: &Totals) -> Billed {
+    Billed {
+        unreceipted_calls: totals.unreceipted_calls,
+        unreceipted_runs: totals.unreceipted_runs,
+        pending: totals.pending_calls,
+        unpriced: totals.unpriced_calls,
+        conflicting: totals.conflicting_calls,
     }
 }
 

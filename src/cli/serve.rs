@@ -18,6 +18,7 @@ use crate::api::{Api, Listener};
 use crate::app::{self, Seats};
 use crate::base::db::Database;
 use crate::base::drain::Drain;
+use crate::billing::{self, Books};
 use crate::catalog::available::{Availability, Machine};
 use crate::config::{SETTINGS, Setting};
 use crate::delivery::Relay;
@@ -52,7 +53,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     // First: who finds another process at its place must not touch its records.
     let listener = Listener::bind(&serve.listen)?;
     let metrics = given.config.metrics.address.map(bind_metrics).transpose()?;
-    let schemas = [grant::SCHEMA, journal::SCHEMA];
+    let schemas = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
     let database = Database::open(&serve.database(), &schemas)?;
     let seats = Seats::new(&given.config)?;
     let parts = Parts {
@@ -60,6 +61,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         catalog: given.catalog.clone(),
         seats: seats.clone(),
         journal: Journal::new(database.clone()),
+        books: Books::new(database.clone()).with_bound(serve.receipt_bound),
         relay: relay(&given),
     };
     let settings = given.settings();

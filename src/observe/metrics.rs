@@ -35,7 +35,7 @@ use crate::protocol::Route;
 
 pub use model::{MAX_MODELS, Model, operation_name};
 pub use run::{InFlight, MAX_RUNS, Run};
-pub use service::{Live, MAX_AGENTS};
+pub use service::{Billed, Live, MAX_AGENTS};
 
 use collect::Collected;
 use model::Models;
@@ -185,8 +185,13 @@ impl Metrics {
     }
 
     /// Tells how many calls, and calls of how many runs, should have a receipt by now and have none.
-    pub fn unreceipted(&self, calls: u64, runs: u64) {
-        self.service.unreceipted(calls, runs);
+    pub fn billed(&self, billed: &Billed) {
+        self.service.billed(billed);
+    }
+
+    /// Whether LiteLLM could be asked for what it has charged.
+    pub fn reconciled(&self, is_done: bool) {
+        self.service.reconciled(is_done);
     }
 
     /// Counts events of runs that a watcher will not see.

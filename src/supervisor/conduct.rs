@@ -9,6 +9,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::bill::Bill;
 use super::script::Script;
 use super::wanted::Line;
 use super::{Shared, Wanted, ending};
@@ -113,8 +114,16 @@ impl Shared {
     ) -> RunResult {
         let script = Script::new(feed.clone(), entry.stream);
         let output = Output::of(Stream::Stderr, prepared.max_output_bytes(), script);
+        let mut bill = Bill::new(&self.books, feed, &self.settings.audit_log(feed.run()));
+        let ledger = prepared.ledger();
         // Boxed without its type: the compiler looks for `Send` through all of it otherwise, and gives up.
-        prepared.run_into(output, cancel).boxed().await
+        let run = prepared.run_into(output, cancel).boxed();
+        let result = tokio::select! {
+            result = run => result,
+            never = bill.follow(ledger) => match never {},
+        };
+        bill.take().await;
+        result
     }
 
     fn count(&self, driver: &'static str, result: &RunResult) {

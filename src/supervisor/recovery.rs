@@ -6,6 +6,7 @@
 
 use anyhow::Context;
 
+use super::bill::Bill;
 use super::{Supervisor, Wanted, ending};
 use crate::audit::verify;
 use crate::journal::{Row, State};
@@ -38,6 +39,7 @@ impl Supervisor {
         if let Err(error) = self.close_log(&wanted, &row.id).await {
             tracing::error!(run = row.id, "the audit log cannot be closed: {error:#}");
         }
+        Bill::new(&self.0.books, &feed, &self.audit_log(&row.id)).take().await;
         let ended = ending::failed(
             "interrupted",
             "the service was ended while the run was under way",

@@ -15,7 +15,7 @@ use cogni_gateway::base::metrics::discovery::Target;
 use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Source, Tokens, Usage};
 use cogni_gateway::observe::metrics::table::{Family, Kind};
 use cogni_gateway::observe::metrics::{
-    Live, MAX_AGENTS, MAX_MODELS, MAX_RUNS, Metrics, Model, Refused, Run, Settled,
+    Billed, Live, MAX_AGENTS, MAX_MODELS, MAX_RUNS, Metrics, Model, Refused, Run, Settled,
 };
 use cogni_gateway::protocol::Route;
 use proptest::prelude::*;
@@ -493,7 +493,14 @@ fn a_service(metrics: &Metrics) -> Live {
     metrics.sandbox_ended("of-no-catalog", "ok", Duration::from_secs(3));
     metrics.relay_delivered("accept");
     metrics.admission_refused("too_many_runs");
-    metrics.unreceipted(3, 2);
+    metrics.billed(&Billed {
+        unreceipted_calls: 3,
+        unreceipted_runs: 2,
+        pending: 4,
+        unpriced: 1,
+        conflicting: 5,
+    });
+    metrics.reconciled(false);
     metrics.events_dropped(1);
     let mut writes = metrics.state_writes();
     writes(Duration::from_millis(3), true);

@@ -155,7 +155,7 @@ fn unknown_labels(text: &str) -> Vec<String> {
 
 /// What names of ours begin with.
 const OURS: [&str; 10] = [
-    "billing_unreceipted",
+    "billing_",
     "cogni_gateway_",
     "events_dropped",
     "gen_ai_",

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use prometheus::core::{Collector, Metric as _};
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry};
+use prometheus::{
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+};
 
 use super::collect::{Collect, Series};
 use super::count::Count;
@@ -30,9 +32,26 @@ pub(super) struct Service {
     admissions_refused: IntCounterVec,
     unreceipted_calls: IntGauge,
     unreceipted_runs: IntGauge,
+    billing_calls: IntGaugeVec,
+    reconcile_failed: IntGauge,
     events_dropped: IntCounter,
     state_writes: Histogram,
     state_failures: IntCounter,
+}
+
+/// How a service's books stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Billed {
+    /// Calls that used tokens and have no receipt although their time is over.
+    pub unreceipted_calls: u64,
+    /// Runs that have such calls.
+    pub unreceipted_runs: u64,
+    /// Calls that used tokens and have no receipt yet.
+    pub pending: u64,
+    /// Calls that used tokens and were charged nothing: their model has no price.
+    pub unpriced: u64,
+    /// Calls of which two accounts differ.
+    pub conflicting: u64,
 }
 
 /// The agents of the catalog, and `other` for whatever is not in it.
@@ -54,7 +73,7 @@ impl Service {
         let counter = |family: &Family| registered(registry, IntCounter::with_opts(family.opts())?);
         let gauge = |family: &Family| registered(registry, IntGauge::with_opts(family.opts())?);
         let starts = &table::SANDBOX_START;
-        let writes = &table::STATE_WRITE;
+        let (writes, calls) = (&table::STATE_WRITE, &table::BILLING_CALLS);
         Ok(Self {
             agents: Arc::default(),
             sandbox_starts: registered(
@@ -65,6 +84,8 @@ impl Service {
             admissions_refused: counters(&table::ADMISSIONS_REFUSED)?,
             unreceipted_calls: gauge(&table::UNRECEIPTED_CALLS)?,
             unreceipted_runs: gauge(&table::UNRECEIPTED_RUNS)?,
+            billing_calls: registered(registry, IntGaugeVec::new(calls.opts(), calls.labels)?)?,
+            reconcile_failed: gauge(&table::RECONCILE_FAILED)?,
             events_dropped: counter(&table::EVENTS_DROPPED)?,
             state_writes: registered(registry, Histogram::with_opts(writes.histogram_opts())?)?,
             state_failures: counter(&table::STATE_WRITE_FAILURES)?,
@@ -83,10 +104,20 @@ impl Service {
         self.admissions_refused.with_label_values(&[code]).inc();
     }
 
-    pub(super) fn unreceipted(&self, calls: u64, runs: u64) {
+    pub(super) fn billed(&self, billed: &Billed) {
         let gauge = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        self.unreceipted_calls.set(gauge(calls));
-        self.unreceipted_runs.set(gauge(runs));
+        self.unreceipted_calls.set(gauge(billed.unreceipted_calls));
+        self.unreceipted_runs.set(gauge(billed.unreceipted_runs));
+        let Billed { pending, unpriced, conflicting, .. } = *billed;
+        for (state, calls) in
+            [("pending", pending), ("unpriced", unpriced), ("conflicting", conflicting)]
+        {
+            self.billing_calls.with_label_values(&[state]).set(gauge(calls));
+        }
+    }
+
+    pub(super) fn reconciled(&self, is_done: bool) {
+        self.reconcile_failed.set((!is_done).into());
     }
 
     pub(super) fn events_dropped(&self, events: u64) {

@@ -89,6 +89,8 @@ pub static SERVICE: &[&Family] = &[
     &STATE_WRITE_FAILURES,
     &UNRECEIPTED_CALLS,
     &UNRECEIPTED_RUNS,
+    &BILLING_CALLS,
+    &RECONCILE_FAILED,
 ];
 
 /// Series of one agent of the catalog. A bounded number of agents has them.
@@ -323,6 +325,14 @@ pub static UNRECEIPTED_RUNS: Family = gauge(
     &[],
     "Runs with a call that should have a receipt by now and has none.",
 );
+
+pub static BILLING_CALLS: Family = gauge(
+    "billing_calls",
+    &["state"],
+    "Calls that used tokens: `pending` their receipt, charged nothing for want of a price, or with two accounts that differ.",
+);
+pub static RECONCILE_FAILED: Family =
+    gauge("billing_reconcile_failed", &[], "1 while LiteLLM does not show its spend logs.");
 
 pub static GEN_AI_DURATION: Family = otel(
     "gen_ai.client.operation.duration",

@@ -252,6 +252,7 @@ fn open(log: &Path, attempt: &str) -> Log {
         policy: "9f86d081".into(),
         prices: "8d969eef".into(),
         upstream: "litellm",
+        trace: None,
     };
     Log::open(&config, &started).unwrap().0
 }

@@ -10,10 +10,11 @@ use cogni_gateway::base::secret::Secret;
 use cogni_gateway::billing::books::Filter;
 use cogni_gateway::billing::litellm::{Client, Settings};
 use cogni_gateway::billing::reconcile::{Error, Report};
-use cogni_gateway::billing::watch::{Metrics, Watch};
+use cogni_gateway::billing::watch::Watch;
 use cogni_gateway::billing::{Books, Fact, Notice, Source};
 use cogni_gateway::budget::{self, Nanodollars, Tokens, Usage};
 use cogni_gateway::cli::billing::Shown;
+use cogni_gateway::observe::metrics::Metrics;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 use tempfile::tempdir;
@@ -204,23 +205,22 @@ async fn the_bookkeeper_fetches_what_is_missing_and_counts_what_is_not_there() {
         ..fact(id, now - Duration::from_secs(ago))
     };
     books.record(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
-    let registry = prometheus::Registry::new();
-    let metrics = Metrics::new(&registry).unwrap();
+    let metrics = Arc::new(Metrics::new("litellm").unwrap());
     let watch = Watch {
         books: books.clone(),
         litellm: Some(client(litellm.address)),
-        metrics,
+        metrics: Arc::clone(&metrics),
         every: Duration::from_secs(1),
     };
     watch.look().await;
     assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
-    let text = String::from_utf8(cogni_gateway::base::metrics::render(&registry)).unwrap();
-    let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let text = String::from_utf8(metrics.render()).unwrap();
+    let samples: Vec<_> = text.lines().filter(|line| line.starts_with("billing_")).collect();
     assert_snapshot!(samples.join("\n"), @r#"
-    billing_conflicting_calls 0
-    billing_pending_calls 0
+    billing_calls{state="conflicting"} 0
+    billing_calls{state="pending"} 0
+    billing_calls{state="unpriced"} 0
     billing_reconcile_failed 0
-    billing_unpriced_calls 0
     billing_unreceipted_calls 1
     billing_unreceipted_runs 1
     "#);

@@ -1,0 +1,82 @@
+//! What a run's calls come to, told and booked as they are settled.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::billing::{Books, Fact, facts};
+use crate::budget::{Ledger, Usage};
+use crate::journal::{Feed, Kind};
+
+/// The calls of one run, read from its audit log: what is not in there is not billed.
+pub(super) struct Bill<'a> {
+    books: &'a Books,
+    feed: &'a Feed,
+    log: PathBuf,
+    reader: Option<facts::Reader>,
+}
+
+impl<'a> Bill<'a> {
+    pub(super) fn new(books: &'a Books, feed: &'a Feed, log: &Path) -> Self {
+        Self { books, feed, log: log.to_owned(), reader: None }
+    }
+
+    /// For as long as it is polled.
+    pub(super) async fn follow(&mut self, ledger: Option<Arc<Ledger>>) -> Infallible {
+        let Some(ledger) = ledger else { return pending().await };
+        loop {
+            ledger.closed().await;
+            // Its record is on its way.
+            tokio::time::sleep(FLUSH).await;
+            self.take().await;
+        }
+    }
+
+    /// Books what is new. What cannot be booked now is when the run has ended, or when it is recovered.
+    pub(super) async fn take(&mut self) {
+        if let Err(error) = self.try_take().await {
+            tracing::error!(run = self.feed.run(), "cannot book the run's calls: {error:#}");
+        }
+    }
+
+    async fn try_take(&mut self) -> anyhow::Result<()> {
+        if self.reader.is_none() {
+            self.reader = Some(facts::Reader::open(&self.log));
+        }
+        let Some(reader) = &mut self.reader else { return Ok(()) };
+        let facts = reader.read_new()?;
+        if facts.is_empty() {
+            return Ok(());
+        }
+        self.books.record(&facts).await?;
+        for fact in &facts {
+            self.feed.tell(Kind::UsageReport, &report(fact));
+        }
+        Ok(())
+    }
+}
+
+/// What a watcher is told of a call.
+fn report(fact: &Fact) -> Value {
+    let Usage { input, output, cache_read, cache_write, reasoning, .. } = fact.usage;
+    json!({
+        "call_id": fact.call_id,
+        "model": fact.model,
+        "outcome": fact.outcome,
+        "status": fact.status,
+        "input": input,
+        "output": output,
+        "cache_read": cache_read,
+        "cache_write": cache_write,
+        "reasoning": reasoning,
+        "source": fact.usage.source,
+        "cost_usd": fact.expected_cost().unwrap_or(fact.cost).to_string(),
+    })
+}
+
+/// The audit log reaches the kernel within this.
+const FLUSH: Duration = Duration::from_millis(120);
