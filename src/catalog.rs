@@ -9,6 +9,7 @@
 //! good.
 
 pub mod available;
+mod check;
 pub mod entry;
 pub mod listed;
 pub mod placeholder;

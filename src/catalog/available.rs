@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
@@ -45,7 +45,14 @@ pub enum Reason {
 #[derive(Debug)]
 pub struct Availability {
     machine: Machine,
-    found: Mutex<HashMap<String, (Instant, Result<(), Reason>)>>,
+    found: Mutex<HashMap<String, Found>>,
+}
+
+/// What was found out about one agent, by its digest.
+#[derive(Clone, Debug)]
+struct Found {
+    since: Instant,
+    result: Result<(), Reason>,
 }
 
 /// Whether the agent can run here, now. An engine has some seconds to answer.
@@ -104,21 +111,26 @@ impl Availability {
     /// Why not.
     pub async fn of(&self, entry: &Entry) -> Result<(), Reason> {
         let key = entry.digest();
-        if let Some((since, found)) = self.lock().get(&key)
-            && since.elapsed() < FRESH
-        {
-            return found.clone();
+        let known = self.lock().get(&key).filter(|found| found.is_fresh()).cloned();
+        if let Some(found) = known {
+            return found.result;
         }
-        let found = available(entry, &self.machine).await;
+        let result = available(entry, &self.machine).await;
         let mut known = self.lock();
         // What belongs to entries that are no more goes with the rest.
-        known.retain(|_, (since, _)| since.elapsed() < FRESH);
-        known.insert(key, (Instant::now(), found.clone()));
-        found
+        known.retain(|_, found| found.is_fresh());
+        known.insert(key, Found { since: Instant::now(), result: result.clone() });
+        result
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Instant, Result<(), Reason>)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Found>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Found {
+    fn is_fresh(&self) -> bool {
+        self.since.elapsed() < FRESH
     }
 }
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use super::entry::{self, Beside, Entry, Text, Wrong};
+use super::check::Wrong;
+use super::entry::{self, Beside, Entry, Text};
 
 /// Why there is no catalog.
 #[derive(Debug, thiserror::Error)]

@@ -184,6 +184,10 @@ impl Request {
         }
         if self.image.is_none() && self.rootfs.is_none() {
             (self.image, self.rootfs) = (entry.image.clone(), entry.rootfs.clone());
+            // Whoever writes the catalog decides what it shows of this machine.
+            if let Some(root) = &entry.rootfs {
+                self.roots = self.roots().chain([root.clone()]).collect();
+            }
         }
         self.driver = self.driver.or(Some(entry.driver).filter(|maker| *maker != Maker::Auto));
         self.limits = self.limits.or(entry.limits);
@@ -231,6 +235,12 @@ impl Request {
         })
     }
 
+    /// What may be shown of this machine: the current directory, where nothing is said.
+    fn roots(&self) -> impl Iterator<Item = PathBuf> {
+        let here = self.roots.is_empty().then(|| PathBuf::from("."));
+        here.into_iter().chain(self.roots.clone())
+    }
+
     fn order_of(
         self,
         config: Config,
@@ -240,8 +250,7 @@ impl Request {
     ) -> anyhow::Result<Order> {
         let Host { docker_socket, run_dir, .. } = host;
         let driver = driver(self.driver, &spec.root, docker_socket, self.allow_unlimited);
-        let roots = if self.roots.is_empty() { vec![PathBuf::from(".")] } else { self.roots };
-        let roots = roots.into_iter().map(absolute).collect::<Result<_, _>>()?;
+        let roots = self.roots().map(absolute).collect::<Result<_, _>>()?;
         let grace = self.grace.unwrap_or(GRACE);
         Ok(Order {
             config,

@@ -88,10 +88,6 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
     ] {
         told.push(Agents::new(text).load().unwrap_err());
     }
-    told.push(Catalog::load(Path::new("/nowhere")).unwrap_err().to_string());
-    let empty = Agents::new("");
-    fs::rename(empty.folder.path().join("a.toml"), empty.folder.path().join("a.txt")).unwrap();
-    told.push(empty.load().unwrap_err());
     insta::assert_snapshot!(told.join("\n"), @r#"
     agents/a.toml:1: missing field `description`
     agents/a.toml:1: invalid literal string, expected `'`
@@ -121,9 +117,21 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
     agents/a.toml:8: `openclaw.allow`: OpenClaw takes an empty list for all of its tools; name those it may use
     agents/a.toml:6: `files`: `../x` leads out of the workspace; give a path below it
     cannot read `agents/nowhere`: No such file or directory (os error 2)
+    "#);
+}
+
+/// A1: a directory without an agent is a mistake, too.
+#[test]
+fn a_directory_that_has_no_agent_is_told() {
+    let mut told = vec![];
+    told.push(Catalog::load(Path::new("/nowhere")).unwrap_err().to_string());
+    let empty = Agents::new("");
+    fs::rename(empty.folder.path().join("a.toml"), empty.folder.path().join("a.txt")).unwrap();
+    told.push(empty.load().unwrap_err());
+    insta::assert_snapshot!(told.join("\n"), @r"
     cannot read `/nowhere`
     there is no agent in `agents`; an agent is a file that ends in `.toml`
-    "#);
+    ");
 }
 
 /// A1: the manual's example is one, and leaves no key out.
@@ -279,7 +287,7 @@ proptest! {
     /// A1: what is no placeholder comes through as it is.
     #[test]
     fn an_argument_without_placeholders_is_unchanged(word in "([^$]|\\$[^{$]){0,40}") {
-        let filled = Values::default().fill(&[word.clone()]).unwrap();
+        let filled = Values::default().fill(std::slice::from_ref(&word)).unwrap();
         prop_assert_eq!(filled, [word]);
     }
 

@@ -10,7 +10,6 @@ fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
         "{\n  \"payloads\": [\n    {\n      \"text\": \"a\"\n    }\n  ],\n  \"meta\": {}\n}";
     let one = r#"{"payloads":[{"text":"one"}],"meta":{}}"#;
     let broken = "{\"payloads\":[{\"text\":\"half";
-    let cli = r#"{"ok":false,"error":{"type":"cli_error","message":"LLM request failed"}}"#;
     let mut told = vec![];
     for stdout in [
         one.to_owned(),
@@ -32,24 +31,8 @@ fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
         r#"{"text":"no envelope"}"#.to_owned(),
         r#"{"payloads":{},"meta":{}}"#.to_owned(),
         r#"{"payloads":[],"meta":null}"#.to_owned(),
-        r#"{"payloads":[],"meta":{}}"#.to_owned(),
-        r#"{"payloads":[null,7,{"text":null},{"text":"a"},{"text":"b"}],"meta":{}}"#.to_owned(),
-        r#"{"payloads":[{"text":"","mediaUrl":"/workspace/a.png"}],"meta":{}}"#.to_owned(),
-        r#"{"payloads":[{"text":"no model","isError":true}],"meta":{}}"#.to_owned(),
-        r#"{"payloads":[{"text":"a"},{"text":"b","isError":true}],"meta":{}}"#.to_owned(),
-        r#"{"payloads":[],"meta":{"aborted":true}}"#.to_owned(),
-        r#"{"payloads":[{"text":"half"}],"meta":{"aborted":true}}"#.to_owned(),
-        r#"{"payloads":[],"meta":{"error":"plain"}}"#.to_owned(),
-        r#"{"payloads":[],"meta":{"error":{"kind":"timeout","message":"late"}}}"#.to_owned(),
-        r#"{"payloads":[],"meta":{"error":{"code":7}}}"#.to_owned(),
-        cli.to_owned(),
-        format!("{}1{}", "[".repeat(500), "]".repeat(500)),
-        format!("{{\"payloads\":[{}{}],\"meta\":{{}}}}", "[".repeat(500), "]".repeat(500)),
     ] {
-        told.push(match Envelope::parse(&stdout) {
-            Ok(envelope) => format!("{:?} error {:?}", envelope.text(), envelope.error()),
-            Err(invalid) => invalid.to_string(),
-        });
+        told.push(told_of(&stdout));
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
     "one" error None
@@ -71,6 +54,31 @@ fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
     the agent's standard output ends in JSON that is no answer: missing field `payloads`; an agent prints `{"payloads":[…],"meta":{…}}`
     the agent's standard output ends in JSON that is no answer: invalid type: map, expected a sequence; an agent prints `{"payloads":[…],"meta":{…}}`
     the agent's standard output ends in JSON that is no answer: invalid type: null, expected a map; an agent prints `{"payloads":[…],"meta":{…}}`
+    "#);
+}
+
+/// A1: what an answer says of itself; of one that is none in other words, too.
+#[test]
+fn an_answer_may_say_that_it_is_none() {
+    let mut told = vec![];
+    for stdout in [
+        r#"{"payloads":[],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[null,7,{"text":null},{"text":"a"},{"text":"b"}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[{"text":"","mediaUrl":"/workspace/a.png"}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[{"text":"no model","isError":true}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[{"text":"a"},{"text":"b","isError":true}],"meta":{}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"aborted":true}}"#.to_owned(),
+        r#"{"payloads":[{"text":"half"}],"meta":{"aborted":true}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"error":"plain"}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"error":{"kind":"timeout","message":"late"}}}"#.to_owned(),
+        r#"{"payloads":[],"meta":{"error":{"code":7}}}"#.to_owned(),
+        r#"{"ok":false,"error":{"type":"cli_error","message":"LLM request failed"}}"#.to_owned(),
+        format!("{}1{}", "[".repeat(500), "]".repeat(500)),
+        format!("{{\"payloads\":[{}{}],\"meta\":{{}}}}", "[".repeat(500), "]".repeat(500)),
+    ] {
+        told.push(told_of(&stdout));
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
     "" error None
     "a\n\nb" error None
     "/workspace/a.png" error None
@@ -85,6 +93,13 @@ fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
     the agent's standard output ends in no JSON object: recursion limit exceeded at line 1 column 128 of its last line, `[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
     the agent's standard output ends in no JSON object: recursion limit exceeded at line 1 column 139 of its last line, `{"payloads":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
     "#);
+}
+
+fn told_of(stdout: &str) -> String {
+    match Envelope::parse(stdout) {
+        Ok(envelope) => format!("{:?} error {:?}", envelope.text(), envelope.error()),
+        Err(invalid) => invalid.to_string(),
+    }
 }
 
 /// A1: a line that begins like an object, a million times, is read once.
@@ -122,7 +137,7 @@ proptest! {
         let alone = Envelope::parse(&answer.to_string());
         prop_assert!(alone.is_ok());
         for answer in [answer.to_string(), format!("{answer:#}")] {
-            let stdout = noise.iter().map(|line| format!("{line}\n")).collect::<String>() + &answer;
+            let stdout = noise.join("\n") + "\n" + &answer;
             prop_assert_eq!(Envelope::parse(&stdout), alone.clone());
         }
     }

@@ -1,0 +1,104 @@
+//! What the keys of an entry say together has to make sense, and be safe.
+
+use std::path::{Component, PathBuf};
+
+use super::entry::{Entry, Maker, OpenClaw, Setup};
+use super::placeholder;
+use crate::gateway::rule::Rules;
+
+/// What is wrong with an entry that can be read, by its key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) key: &'static str,
+    pub(super) what: String,
+}
+
+impl Entry {
+    /// Checks what its keys say together.
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        let wrong = |key, what: String| Err(Wrong { key, what });
+        if !is_name(&self.name) {
+            return wrong("name", format!("`{}` is no name; {NAME_RULE}", self.name));
+        }
+        if self.graph_id.as_ref().is_some_and(|graph| !is_name(graph)) {
+            return wrong("graph_id", format!("`{}` is no name; {NAME_RULE}", self.graph()));
+        }
+        if self.argv.is_empty() {
+            return wrong("argv", "there is no program; give it, and its arguments".to_owned());
+        }
+        if let Some(unknown) = self.argv.iter().find_map(|word| placeholder::unknown(word)) {
+            return wrong("argv", unknown);
+        }
+        match (&self.image, &self.rootfs, self.driver) {
+            (Some(_), Some(_), _) => {
+                return wrong("rootfs", "there is an image, too; give one of them".to_owned());
+            }
+            (Some(_), _, Maker::Embedded) => {
+                let what = "`embedded` knows no images; say `docker`, or give `rootfs`";
+                return wrong("driver", what.to_owned());
+            }
+            (None, _, Maker::Docker) => {
+                return wrong("driver", "`docker` needs an image; give `image`".to_owned());
+            }
+            _ => (),
+        }
+        if let Some(model) = &self.models.default
+            && !self.models.allow.is_empty()
+            && !self.models.allow.contains(model)
+        {
+            let what = format!("`{model}` is not among those that `allow` has");
+            return wrong("models.default", what);
+        }
+        if !self.tools.is_empty() {
+            return wrong("tools", "there are none yet; leave it out".to_owned());
+        }
+        self.check_setup()?;
+        let rules = Rules::compile(&self.policy.rules);
+        rules.map(drop).map_err(|error| Wrong { key: "policy.rules", what: error.to_string() })
+    }
+
+    fn check_setup(&self) -> Result<(), Wrong> {
+        let wrong = |key, what: String| Err(Wrong { key, what });
+        if self.setup != Setup::OpenClaw && self.openclaw != OpenClaw::default() {
+            return wrong("openclaw", "it is for `setup = \"openclaw\"`; say so".to_owned());
+        }
+        if !is_agent_id(&self.openclaw.agent) {
+            let what = format!("`{}` is none of its agents' ids", self.openclaw.agent);
+            return wrong("openclaw.agent", format!("{what}; give letters, digits, `-` and `_`"));
+        }
+        if self.openclaw.allow.is_empty() {
+            let what = "OpenClaw takes an empty list for all of its tools; name those it may use";
+            return wrong("openclaw.allow", what.to_owned());
+        }
+        let is_plain = |path: &PathBuf| {
+            let mut parts = path.components();
+            parts.all(|part| matches!(part, Component::Normal(_)))
+        };
+        if let Some(path) = self.files.keys().find(|path| !is_plain(path)) {
+            let what = format!("`{}` leads out of the workspace", path.display());
+            return wrong("files", format!("{what}; give a path below it"));
+        }
+        Ok(())
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let is_first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_next = |byte: u8| is_first(byte) || b":._-".contains(&byte);
+    name.len() <= LONGEST_NAME
+        && name.bytes().next().is_some_and(is_first)
+        && name.bytes().all(is_next)
+}
+
+/// As `OpenClaw` has them; it also names a directory after one.
+fn is_agent_id(id: &str) -> bool {
+    let is_next = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    id.len() <= LONGEST_NAME
+        && id.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && id.bytes().all(is_next)
+}
+
+const LONGEST_NAME: usize = 64;
+
+const NAME_RULE: &str =
+    "give up to 64 small letters, digits, `:`, `.`, `_` and `-`, a letter or digit first";
