@@ -23,7 +23,7 @@ use crate::upstream::Target;
 
 pub use show::Shown;
 
-/// What can be done with the books.
+/// Show what runs have cost, and whether LiteLLM agrees.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show what is charged, and what somebody has to look at
