@@ -86,9 +86,10 @@ impl Lease {
 /// What was looked at in quarantine goes with whoever looked at it, while nobody else can be here.
 impl Drop for Held {
     fn drop(&mut self) {
-        for name in USED {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        for used in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             // What cannot be removed now, the next holder removes.
-            let _ = fs::remove_dir_all(self.directory.join(name));
+            let _ = fs::remove_dir_all(used.path());
         }
         // Closing is not enough: a child that another thread is about to start may hold the file, too.
         let _ = self.lock.unlock();
@@ -105,9 +106,6 @@ fn count_up(file: &mut File) -> std::io::Result<u64> {
     file.sync_data()?;
     Ok(fence)
 }
-
-/// What [`Lease::directory`] is asked for.
-const USED: [&str; 2] = ["feed", "objects"];
 
 /// Runs are minutes long.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -30,6 +30,11 @@ async fn what_is_needed_for_nothing_is_removed() {
     let kept = state.join("work/kept/workspace");
     fs::create_dir_all(&kept).unwrap();
     let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
+    let names = |path: &Path| {
+        let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.collect::<Vec<_>>()
+    };
+    assert_eq!(names(&branches.join("done")), ["lease"], "nothing stays in quarantine");
     let left = branches.join("done/objects");
     fs::create_dir(&left).unwrap();
 
