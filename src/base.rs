@@ -9,6 +9,7 @@ pub mod gate;
 pub mod hex;
 pub mod json;
 pub mod metrics;
+pub mod network;
 pub mod rope;
 pub mod secret;
 pub mod socket;

@@ -129,7 +129,6 @@ fn printable(bytes: &[u8]) -> String {
 }
 
 const NAME_DIGITS: usize = 40;
-
 const MAX_SHOWN: usize = 60;
 
 /// Some hundred prerequisites with their messages; git makes them of a few.

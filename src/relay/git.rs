@@ -7,7 +7,6 @@
 
 pub mod batch;
 mod call;
-mod network;
 mod process;
 mod seal;
 
@@ -17,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::base::network::{Network, Proxy};
 pub(in crate::relay) use call::is_plain;
 pub use call::{Call, Input};
-pub use network::{Network, Proxy};
 pub use process::Limits;
 
 /// Git, found and looked at once.
@@ -115,5 +114,4 @@ fn version_text([major, minor, patch]: [u32; 3]) -> String {
 
 /// The git that all of this was tried with.
 const OLDEST: [u32; 3] = [2, 47, 3];
-
 const PLACES: [&str; 2] = ["/usr/local/bin/git", "/usr/bin/git"];

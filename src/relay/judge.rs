@@ -261,5 +261,4 @@ fn shown(path: &[u8]) -> String {
 }
 
 const MAX_REASONS: usize = 50;
-
 const MAX_SHOWN: usize = 200;

@@ -46,10 +46,7 @@ impl Lease {
         Ok(Self { held: Arc::new(Held { branch, directory, fence, lock }) })
     }
 
-    /// Takes the lease as soon as nobody else has it, or says that it took too long.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] after `patience`.
+    /// Takes the lease as soon as nobody else has it, or says [`Error::Busy`] after `patience`.
     pub async fn wait(parent: &Path, key: &BranchKey, patience: Duration) -> Result<Self, Error> {
         let begun = Instant::now();
         loop {

@@ -151,7 +151,6 @@ const DENIED: &[&str] = &[
 ];
 
 const MAX_LINES: usize = 10;
-
 const NETWORK: git::Limits = git::Limits {
     time: Duration::from_mins(10),
     output_bytes: 1 << 20,

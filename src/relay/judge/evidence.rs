@@ -200,7 +200,6 @@ fn leads_outside(path: &[u8], target: &[u8]) -> bool {
 }
 
 const DIFF: &[&str] = &["-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff"];
-
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// No link that works is longer.

@@ -1,4 +1,4 @@
-//! How git gets to a remote: whom it trusts, and by which proxy.
+//! How a client gets to a server elsewhere: whom it trusts, and by which proxy.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use http::Uri;
 
 use crate::base::secret::Secret;
 
-/// The way to every remote of this machine. Without anything it is straight, and trusts whom the system trusts.
+/// The way to every server. Without anything it is straight, and trusts whom the system trusts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
     /// PEM file of authorities to trust instead of the system's; its path is absolute.
@@ -53,7 +53,7 @@ impl Proxy {
     }
 
     /// What nobody is to read, where there is something.
-    pub(super) fn password(&self) -> Option<Secret> {
+    pub fn password(&self) -> Option<Secret> {
         let (user, _) = self.url.expose().split_once("://")?.1.rsplit_once('@')?;
         Some(Secret::new(user.split_once(':')?.1))
     }
