@@ -4,7 +4,7 @@
 //! behind, and ends with its exit status. One thread and one epoll loop do all of it.
 //!
 //! Reading order: [`options`], [`slot`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`]
-//! and [`landlock`]; [`supervisor`] waits, and turns the [`bridge`].
+//! and [`landlock`]; [`supervisor`] waits, and turns the [`bridge`]. A [`resident`] does all that again, after a [`wipe`].
 //!
 //! **Invariant:** nothing of the house is in here, and no runtime: `cogni-init` is these files and little else.
 
@@ -14,9 +14,11 @@ mod filter;
 mod landlock;
 mod listener;
 mod options;
+mod resident;
 mod slot;
 mod socket;
 mod supervisor;
+mod wipe;
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -26,6 +28,7 @@ use std::process::ExitCode;
 
 use bridge::Bridge;
 use options::{Invocation, Options};
+use slot::Host;
 use socket::RunSocket;
 use supervisor::Supervisor;
 
@@ -33,31 +36,45 @@ use supervisor::Supervisor;
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(Invocation::Print(text)) => print(&text),
-        Ok(Invocation::Start(options)) => end(start(&options)),
+        Ok(Invocation::Start(options)) if !options.is_resident => end(start(&options)),
+        Ok(Invocation::Start(_)) => wrong_use("`--resident` is for a slot, which is told so"),
         Ok(Invocation::Wait(path)) => end(wait(&path)),
-        Err(wrong) => {
-            say(format_args!("{wrong}; see `cogni-init --help`"));
-            ExitCode::from(WRONG_USE)
-        }
+        Err(wrong) => wrong_use(&wrong),
     }
 }
 
-fn end(ended: Result<ExitCode, Failure>) -> ExitCode {
+fn wrong_use(wrong: &str) -> ExitCode {
+    say(format_args!("{wrong}; see `cogni-init --help`"));
+    ExitCode::from(WRONG_USE)
+}
+
+fn end(ended: Result<u8, Failure>) -> ExitCode {
+    ExitCode::from(status_of(ended))
+}
+
+/// The status that is told, and why, where it is not the agent's own.
+fn status_of(ended: Result<u8, Failure>) -> u8 {
     ended.unwrap_or_else(|failure| {
         say(&failure.message);
-        ExitCode::from(failure.status)
+        failure.status
     })
 }
 
-fn start(options: &Options) -> Result<ExitCode, Failure> {
-    go_on(prepare()?, options)
+fn start(options: &Options) -> Result<u8, Failure> {
+    go_on(&prepare()?, options, None)
 }
 
-/// Once it is told, a sandbox that was started ahead is as any other.
-fn wait(path: &Path) -> Result<ExitCode, Failure> {
+/// Once it is told, a sandbox that was started ahead is as any other, or a resident.
+fn wait(path: &Path) -> Result<u8, Failure> {
     let supervisor = prepare()?;
-    let options = slot::claimed(path, &supervisor)?;
-    go_on(supervisor, &options)
+    let host = Host::connect(path)?;
+    let claim = host.claim(&supervisor)?;
+    if claim.options.is_resident {
+        return resident::serve(&host, &supervisor, claim);
+    }
+    // The agent never meets it.
+    drop(host);
+    go_on(&supervisor, &claim.options, None)
 }
 
 fn prepare() -> Result<Supervisor, Failure> {
@@ -65,14 +82,14 @@ fn prepare() -> Result<Supervisor, Failure> {
 }
 
 /// In this order, so that the agent finds everything ready: the socket answers, the port listens, then the agent runs.
-fn go_on(supervisor: Supervisor, options: &Options) -> Result<ExitCode, Failure> {
+fn go_on(supervisor: &Supervisor, options: &Options, host: Option<&Host>) -> Result<u8, Failure> {
     let socket = RunSocket::new(&options.socket).map_err(Failure::socket)?;
     socket.wait_until_it_answers(options.socket_timeout).map_err(Failure::socket)?;
     let listener = listener::bind(options.listen)?;
     let bridge =
         Bridge::new(listener, socket).map_err(|error| Failure::setup("serve the bridge", error))?;
     let agent = agent::start(options)?;
-    Ok(supervisor.run(bridge, agent, options))
+    Ok(supervisor.run(bridge, agent, options, host))
 }
 
 /// Why the agent was not started, and the exit status that says so.

@@ -87,6 +87,9 @@ pub mod decisions {
     )]
     pub mod d0015 {}
 
+    #[doc = include_str!("manual/decisions/0016-run-through-the-first-process.md")]
+    pub mod d0016 {}
+
     #[doc = include_str!("manual/decisions/0019-charge-a-call-where-both-accounts-of-it-meet.md")]
     pub mod d0019 {}
 }

@@ -58,7 +58,7 @@ impl Bridge {
     }
 
     /// Has [`turn`](Self::turn) return early when there is something to read from `source`.
-    pub(crate) fn listen_to(&self, source: &OwnedFd) -> Result<(), Errno> {
+    pub(crate) fn listen_to(&self, source: impl AsFd) -> Result<(), Errno> {
         watch(&self.epoll, source, GUEST)
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Options {
     pub(crate) unix_sockets: UnixSockets,
     /// Where the agent may write; anywhere that mounts and modes let it, where nothing is said.
     pub(crate) writable: Vec<PathBuf>,
+    /// Whether another agent may be started after this one. Only a slot can be told so.
+    pub(crate) is_resident: bool,
     /// For the agent, each as NAME=VALUE; they win over our own.
     pub(crate) env: Vec<OsString>,
     /// The agent's program and its arguments; at least the program.
@@ -52,6 +54,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
         grace: Duration::from_secs(2),
         unix_sockets: UnixSockets::Denied,
         writable: vec![],
+        is_resident: false,
         env: vec![],
         argv: vec![],
     };
@@ -74,6 +77,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
             "--grace" => options.grace = duration(name, &value()?)?,
             "--env" => options.env.push(variable(value()?)?),
             "--write" => options.writable.push(PathBuf::from(value()?)),
+            "--resident" => options.is_resident = true,
             "--slot" => return Ok(Invocation::Wait(PathBuf::from(value()?))),
             "--allow-unix-sockets" => options.unix_sockets = UnixSockets::Allowed,
             "--help" => return Ok(Invocation::Print(HELP.to_owned())),
@@ -140,6 +144,7 @@ Options:
   --env NAME=VALUE       a variable for the agent; it wins over one of our own
   --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
   --slot PATH            connect to this socket instead, and wait there to be told these options and the program
+  --resident             told to a slot: when the agent has ended, wipe what is left of it and wait for the next
   --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
   --help                 print this
   --version              print the version

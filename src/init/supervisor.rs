@@ -4,7 +4,6 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::process::ExitCode;
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use rustix::process::{self, DumpableBehavior, Pid, Signal, WaitOptions, WaitStat
 
 use super::bridge::Bridge;
 use super::options::Options;
+use super::slot::{Host, Word};
 use super::{TIMED_OUT, say};
 
 pub(crate) struct Supervisor {
@@ -30,9 +30,17 @@ impl Supervisor {
         Ok(Self { signals: signals()? })
     }
 
-    /// Serves the bridge until the agent and all that it has started are gone.
-    pub(crate) fn run(self, mut bridge: Bridge, agent: Pid, options: &Options) -> ExitCode {
-        if let Err(error) = bridge.listen_to(&self.signals) {
+    /// Serves the bridge until the agent and all that it has started are gone. What the host says meanwhile is done.
+    pub(crate) fn run(
+        &self,
+        mut bridge: Bridge,
+        agent: Pid,
+        options: &Options,
+        host: Option<&Host>,
+    ) -> u8 {
+        let listening = bridge.listen_to(&self.signals);
+        let listening = listening.and_then(|()| host.map_or(Ok(()), |host| bridge.listen_to(host)));
+        if let Err(error) = listening {
             say(format_args!("cannot wait for signals, and ends the agent: {error}"));
             signal_all(agent, Signal::KILL);
         }
@@ -48,14 +56,15 @@ impl Supervisor {
             let left = watch.deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if bridge.turn(left) {
                 self.take_signals(&watch);
+                watch.obey(host);
                 if watch.reap() == Left::Nobody {
-                    return watch.exit_code();
+                    return watch.status();
                 }
             }
             if watch.deadline.is_some_and(|at| at <= Instant::now())
                 && watch.escalate() == Left::Nobody
             {
-                return watch.exit_code();
+                return watch.status();
             }
         }
     }
@@ -118,6 +127,16 @@ impl Watch {
         }
     }
 
+    fn obey(&mut self, host: Option<&Host>) {
+        while let Some(word) = host.and_then(Host::word) {
+            match word {
+                Word::Terminate => self.forward(Signal::TERM),
+                Word::Kill => self.kill(),
+                Word::Gone => return self.kill(),
+            }
+        }
+    }
+
     /// Takes every child's end. With the agent's own, the others' begins.
     fn reap(&mut self) -> Left {
         loop {
@@ -145,11 +164,7 @@ impl Watch {
                 self.timed_out = true;
                 self.ask();
             }
-            Stage::Asked => {
-                signal_all(self.agent, Signal::KILL);
-                self.stage = Stage::Killed;
-                self.deadline = Some(Instant::now() + LAST_WAIT);
-            }
+            Stage::Asked => self.kill(),
             Stage::Killed => {
                 say("a process does not die, and is left to the kernel");
                 return Left::Nobody;
@@ -166,12 +181,18 @@ impl Watch {
         self.deadline = Some(Instant::now() + self.grace);
     }
 
-    fn exit_code(&self) -> ExitCode {
+    fn kill(&mut self) {
+        signal_all(self.agent, Signal::KILL);
+        self.stage = Stage::Killed;
+        self.deadline = Some(Instant::now() + LAST_WAIT);
+    }
+
+    fn status(&self) -> u8 {
         let Some(status) = self.status.filter(|_| !self.timed_out) else {
-            return ExitCode::from(TIMED_OUT);
+            return TIMED_OUT;
         };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal));
-        ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
+        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
     }
 }
 

@@ -53,6 +53,7 @@ fn help_and_version_are_printed() {
       --env NAME=VALUE       a variable for the agent; it wins over one of our own
       --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
       --slot PATH            connect to this socket instead, and wait there to be told these options and the program
+      --resident             told to a slot: when the agent has ended, wipe what is left of it and wait for the next
       --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
       --help                 print this
       --version              print the version
