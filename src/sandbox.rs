@@ -2,8 +2,8 @@
 //!
 //! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
 //! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
-//! or [`embedded`], which needs neither a daemon nor an image; a [`slot`] is made before it is known what for; [`output`]
-//! keeps what the sandbox prints; [`owner`] says which process of this machine answers for it; [`probe`] says what this
+//! or [`embedded`], which needs neither a daemon nor an image; a [`slot`] is made before it is known what for, and a
+//! [`resident`] for one run after the other; [`output`] keeps what the sandbox prints; [`owner`] says which process of this machine answers for it; [`probe`] says what this
 //! machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
@@ -16,6 +16,7 @@ pub mod host_path;
 pub mod output;
 pub mod owner;
 pub mod probe;
+pub mod resident;
 pub mod slot;
 pub mod spec;
 
@@ -26,6 +27,7 @@ use crate::base::hex;
 
 pub use driver::{Driver, Order, Sandbox};
 pub use owner::Owner;
+pub use resident::Resident;
 pub use slot::Slot;
 pub use spec::RunSpec;
 
@@ -78,6 +80,8 @@ pub enum Error {
     Proxy(String),
     #[error("the slot has failed: {0}")]
     Slot(String),
+    #[error("the resident sandbox is lost: {0}")]
+    Resident(String),
     #[error("Docker Engine cannot {doing}")]
     Engine { doing: &'static str, source: bollard::errors::Error },
     #[error(

@@ -36,6 +36,7 @@ use super::spec::oci;
 use super::{Cause, Ended, Error, Order, name_of};
 use messages::{Event, Signal, Task};
 
+pub(super) use cgroup::kills_for_memory;
 pub use cgroup::{Leftover, leftovers, remove};
 
 /// How a container of our own is made.
@@ -266,7 +267,8 @@ fn lost(event: Event) -> Error {
     Error::Embedded(why)
 }
 
-async fn pump<W: AsyncWrite + Unpin>(
+/// Takes both streams to their ends.
+pub(super) async fn pump<W: AsyncWrite + Unpin>(
     stdout: &mut (impl AsyncRead + Unpin),
     stderr: &mut (impl AsyncRead + Unpin),
     output: &mut Output<W>,
@@ -298,7 +300,7 @@ async fn tidy_up(cgroup: &Path) {
 }
 
 /// From SIGKILL to the end that follows from it.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// For a helper that has nothing to do any more but to tidy up.
 const LAST_WORDS: Duration = Duration::from_secs(5);

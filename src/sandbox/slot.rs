@@ -19,8 +19,8 @@ use super::{Driver, Error, Order, RunSpec, Sandbox};
 
 /// A sandbox that runs and waits. Dropped, it ends; what is left of it then is for [`Slot::remove`] or the sweep.
 pub struct Slot {
-    sandbox: Sandbox,
-    host: UnixStream,
+    pub(super) sandbox: Sandbox,
+    pub(super) host: UnixStream,
 }
 
 /// What a slot is to be told.
@@ -121,4 +121,4 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 const START: Duration = Duration::from_mins(2);
 
 /// For a process that does nothing but wait for this.
-const ANSWER: Duration = Duration::from_secs(5);
+pub(super) const ANSWER: Duration = Duration::from_secs(5);

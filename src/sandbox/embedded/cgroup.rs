@@ -33,17 +33,34 @@ pub(super) fn may_be_set() -> Result<(), String> {
 /// Whether the kernel has killed one of its processes for want of memory.
 pub(super) fn was_oom_killed(name: &Path) -> bool {
     let Ok(hierarchies) = hierarchies() else { return false };
+    let texts = memory_files(&hierarchies, name).into_iter().map(fs::read_to_string);
+    texts.flatten().any(|text| kills(&text).is_some_and(|count| count > 0))
+}
+
+/// How many processes the kernel has killed for want of memory in the groups of this one, whoever has made them; none
+/// where they cannot be seen from here.
+pub(in crate::sandbox) fn kills_for_memory(pid: i32) -> u64 {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    // Its number, its controllers and its path.
+    let mut groups: Vec<_> = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    let hierarchies = hierarchies().unwrap_or_default();
+    let files = groups.iter().flat_map(|name| memory_files(&hierarchies, Path::new(name)));
+    files.filter_map(|file| kills(&fs::read_to_string(file).ok()?)).sum()
+}
+
+fn memory_files(hierarchies: &[PathBuf], name: &Path) -> Vec<PathBuf> {
     let files = ["memory.events", "memory.oom_control"];
-    let mut candidates = hierarchies
-        .iter()
-        .flat_map(|hierarchy| files.map(|file| group(hierarchy, name).join(file)));
-    candidates.any(|file| fs::read_to_string(file).is_ok_and(|text| counts_a_kill(&text)))
+    let groups = hierarchies.iter().map(|hierarchy| group(hierarchy, name));
+    groups.flat_map(|group| files.map(|file| group.join(file))).collect()
 }
 
 /// In both versions a line of its own; of a kernel that is older than 4.13, none.
-fn counts_a_kill(text: &str) -> bool {
-    let mut counts = text.lines().filter_map(|line| line.strip_prefix("oom_kill "));
-    counts.any(|count| count.trim() != "0")
+fn kills(text: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|line| line.strip_prefix("oom_kill "))
+        .and_then(|count| count.trim().parse().ok())
 }
 
 /// Kills what is in the group, and removes it; one that is not there is as good as removed.

@@ -32,7 +32,17 @@ impl RunSpec {
 
     /// What a slot is told to be this run's, in the words of its first process: what that would have been started with.
     pub fn claim(&self) -> Vec<u8> {
-        let mut arguments = self.options();
+        self.told(self.options())
+    }
+
+    /// The same for a resident, which waits for the next when this run is over.
+    pub fn claim_of_resident(&self) -> Vec<u8> {
+        let mut options = self.options();
+        options.push("--resident".to_owned());
+        self.told(options)
+    }
+
+    fn told(&self, mut arguments: Vec<String>) -> Vec<u8> {
         for (name, value) in self.environment() {
             arguments.extend(["--env".to_owned(), format!("{name}={value}")]);
         }
