@@ -4,7 +4,8 @@
 //! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
 //! gone by then; what a killed process leaves is taken away by [`sweep`], which the next run begins with.
 //!
-//! Where a sandbox is to be there sooner than it can be made, [`slots`] are kept ready.
+//! Where a sandbox is to be there sooner than it can be made, [`slots`] are kept ready; where runs follow each other in the
+//! same one, there are [`residents`].
 
 mod agent;
 pub mod delivery;
@@ -14,6 +15,7 @@ mod gateway;
 mod openclaw;
 pub mod proxy;
 mod request;
+pub mod residents;
 mod result;
 pub mod slots;
 pub mod sweep;
@@ -114,6 +116,30 @@ impl Order {
     }
 }
 
+/// Where a run is executed.
+enum Inside {
+    /// In a sandbox of its own, until it is run.
+    Own(Option<Box<Sandbox>>),
+    /// In one that other runs come into, too.
+    Resident(Box<residents::Turn>),
+}
+
+impl Inside {
+    async fn run<W: AsyncWrite + Unpin>(
+        &mut self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+    ) -> Result<Ended, sandbox::Error> {
+        match self {
+            Self::Own(sandbox) => {
+                let sandbox = sandbox.take().expect("a run is run once");
+                Box::pin(sandbox.run(output, until)).await
+            }
+            Self::Resident(turn) => Box::pin(turn.run(output, until)).await,
+        }
+    }
+}
+
 /// A run whose socket is bound and whose log is open, or whose gateway's container has all it needs for that.
 #[must_use = "a slot that was claimed for it is left behind if it does not run"]
 pub struct Prepared {
@@ -121,7 +147,7 @@ pub struct Prepared {
     run: String,
     driver: Driver,
     order: sandbox::Order,
-    sandbox: Sandbox,
+    sandbox: Inside,
     /// The sandbox's, and with a slot the run's own, which keeps its name.
     directories: Vec<Directory>,
     is_agent: bool,
@@ -169,7 +195,7 @@ impl Prepared {
             traced::agent(&run, &agent.entry.name);
         }
         let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
-        let sandbox = Sandbox::new(&driver, order.clone())?;
+        let sandbox = Inside::Own(Some(Box::new(Sandbox::new(&driver, order.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
         Ok(Self { gateway, run, driver, order, sandbox, directories, is_agent, target, policy })
     }
@@ -213,8 +239,8 @@ impl Prepared {
         mut output: Output<W>,
         cancel: CancellationToken,
     ) -> RunResult {
-        let Self { gateway, run, driver, order, sandbox, directories, is_agent, target, policy } =
-            self;
+        let Self { gateway, run, driver, order, mut sandbox, .. } = self;
+        let Self { directories, is_agent, target, policy, .. } = self;
         let begun = Instant::now();
         let limits = order.spec.limits;
         let deadline = begun + limits.max_runtime;
@@ -262,7 +288,8 @@ impl Prepared {
             (ended, relayed)
         };
         let ((served, calls), (ended, relayed)) = tokio::join!(serve, live);
-        drop(directories);
+        // Nothing is done in the workspace any more.
+        drop((sandbox, directories));
         log_end(&ended);
         Outcome {
             ended,

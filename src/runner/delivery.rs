@@ -107,7 +107,8 @@ impl Target {
         Ok(())
     }
 
-    fn feed(&self, workspace: &Path) -> anyhow::Result<()> {
+    /// Checks the branch out in a directory that is not there yet. Blocks.
+    pub(super) fn feed(&self, workspace: &Path) -> anyhow::Result<()> {
         let Begun { mirror, lease, state } = &self.begun;
         let owner = Owner { uid: UID, gid: GID };
         let author = Author { name: self.agent.clone(), email: "agent@sandbox".to_owned() };

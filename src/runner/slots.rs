@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::directory::Directory;
 use super::gateway::Gateway;
-use super::{Order, Prepared, place};
+use super::{Inside, Order, Prepared, place};
 use crate::app::Seats;
 use crate::config::Config;
 use crate::sandbox::spec::{Access, Limits, Root, Stamp, Workspace};
@@ -124,7 +124,7 @@ impl Pool {
                     run: spec.run.clone(),
                     driver: order.driver,
                     order: sandbox::Order { spec, stamp, directory, grace: order.grace },
-                    sandbox,
+                    sandbox: Inside::Own(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
                     is_agent: false,
                     target: None,

@@ -11,6 +11,7 @@ mod killed;
 mod leftover;
 mod proxy;
 mod repository;
+mod residents;
 mod restart;
 mod sandboxed;
 mod slots;

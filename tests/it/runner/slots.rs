@@ -193,7 +193,7 @@ async fn nothing_gets_out_of_a_claimed_slot() {
 async fn slots_end_with_the_process_that_keeps_them() {
     if let Ok(driver) = env::var(VICTIM) {
         let place = if driver == "docker" { Place::docker() } else { Place::embedded() };
-        let place = Place { path: env::var_os(PATH).map(PathBuf::from), ..place };
+        let place = place.at(env::var_os(PATH).map(PathBuf::from));
         let _kept = place.keep(1);
         return future::pending().await;
     }
@@ -226,7 +226,7 @@ const VICTIM: &str = "COGNI_TEST_KEEPS_SLOTS";
 const PATH: &str = "COGNI_TEST_KEEPS_SLOTS_IN";
 
 /// An installation of its own.
-struct Place {
+pub(super) struct Place {
     directory: TempDir,
     /// Another's.
     path: Option<PathBuf>,
@@ -234,18 +234,18 @@ struct Place {
     root: Root,
 }
 
-fn places() -> [Place; 2] {
+pub(super) fn places() -> [Place; 2] {
     [Place::docker(), Place::embedded()]
 }
 
 impl Place {
-    fn docker() -> Self {
+    pub(super) fn docker() -> Self {
         engine::need(&[engine::HOST]);
         let driver = Driver::Docker { socket: engine::SOCKET.into() };
         Self::new(driver, Root::Image(engine::HOST.to_owned()))
     }
 
-    fn embedded() -> Self {
+    pub(super) fn embedded() -> Self {
         let program = env!("CARGO_BIN_EXE_cogni-gateway").into();
         Self::new(Driver::Embedded(Settings { program, ..Settings::default() }), Root::Host)
     }
@@ -254,16 +254,20 @@ impl Place {
         Self { directory: tempfile::tempdir().unwrap(), path: None, driver, root }
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn at(self, path: Option<PathBuf>) -> Self {
+        Self { path, ..self }
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
         let own = || self.directory.path().canonicalize().unwrap();
         self.path.clone().unwrap_or_else(own)
     }
 
-    fn run_dir(&self) -> PathBuf {
+    pub(super) fn run_dir(&self) -> PathBuf {
         self.path().join("r")
     }
 
-    fn spec(&self, argv: &[&str]) -> RunSpec {
+    pub(super) fn spec(&self, argv: &[&str]) -> RunSpec {
         RunSpec {
             run: String::new(),
             root: self.root.clone(),
@@ -278,7 +282,7 @@ impl Place {
         }
     }
 
-    fn order(&self, run: &str, argv: &[&str]) -> Order {
+    pub(super) fn order(&self, run: &str, argv: &[&str]) -> Order {
         let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
         let mut config = app::configuration(&self.path(), nobody);
         run.clone_into(&mut config.identity.run);
@@ -313,7 +317,7 @@ impl Place {
     }
 
     /// The first processes of the slots that wait, as this machine sees them: those that see our run directory.
-    fn waiting(&self) -> Vec<String> {
+    pub(super) fn waiting(&self) -> Vec<String> {
         let is_slot = |pid: &String| {
             let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
             read("cmdline").is_ok_and(|line| line.starts_with("/cogni-init\0--slot\0"))
@@ -328,7 +332,7 @@ impl Place {
     }
 
     /// Whatever there is of it, in words.
-    fn left(&self) -> String {
+    pub(super) fn left(&self) -> String {
         let filter = format!("label=cogni.dir={}", self.run_dir().display());
         let containers = must(&["ps", "--all", "--filter", &filter, "--format", "{{.Names}}"]);
         format!("{containers}{}", entries(&self.run_dir()).join(" "))
@@ -374,7 +378,7 @@ impl Kept<'_> {
 }
 
 /// The result, as its host reads it, without its timings.
-fn run(prepared: Prepared) -> Pin<Box<dyn Future<Output = Value>>> {
+pub(super) fn run(prepared: Prepared) -> Pin<Box<dyn Future<Output = Value>>> {
     Box::pin(async {
         let result = Box::pin(prepared.run(CancellationToken::new(), tokio::io::sink())).await;
         let mut result = serde_json::to_value(&result).unwrap();
@@ -383,6 +387,6 @@ fn run(prepared: Prepared) -> Pin<Box<dyn Future<Output = Value>>> {
     })
 }
 
-fn pair(name: &str, value: &str) -> (String, String) {
+pub(super) fn pair(name: &str, value: &str) -> (String, String) {
     (name.to_owned(), value.to_owned())
 }

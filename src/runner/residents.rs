@@ -1,0 +1,394 @@
+//! Sandboxes that outlive their runs: one for each agent and branch, or whatever else its runs have in common.
+//!
+//! The runs of a [`Key`] come one after the other into the same sandbox and find the same workspace. Everything else is
+//! each run's own: its socket, its gateway with its log and budget, its variables and its output. Of its processes, and
+//! of what it wrote to memory, nothing is left for the next. A sandbox is made when the first run comes, and again after
+//! so many runs, at an age, when it was idle, or when it is not well.
+//!
+//! **Invariant:** no run begins in a sandbox in which anything of another still runs, or whose run's socket is there.
+
+mod home;
+mod turn;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use tokio::sync::{Mutex as Room, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::directory::{Directory, remove};
+use super::gateway::Gateway;
+use super::{Inside, Order, Prepared, place};
+use crate::base::hex;
+use crate::sandbox::spec::{Access, Limits, Stamp, Workspace};
+use crate::sandbox::{self, Driver, Owner, Resident, RunSpec};
+
+use home::Home;
+pub(super) use turn::Turn;
+
+/// The resident sandboxes of a process, kept in order by [`Residents::keep`].
+pub struct Residents {
+    /// Where workspaces are that live on.
+    place: PathBuf,
+    terms: Terms,
+    rooms: Mutex<HashMap<String, Arc<Room<Option<Stay>>>>>,
+    /// One for each sandbox that may be there at a time.
+    seats: Arc<Semaphore>,
+    closed: CancellationToken,
+}
+
+/// For how much a sandbox is good, and how many there are.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Sandboxes at a time.
+    pub most: usize,
+    /// Runs in one sandbox.
+    pub runs: u32,
+    /// What its root was made of may have changed since.
+    pub max_age: Duration,
+    /// Since its last run.
+    pub max_idle: Duration,
+    /// How long a run waits for the one before it.
+    pub wait: Duration,
+}
+
+/// What runs have in common that share a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    agent: String,
+    branch: String,
+    kept: Vec<String>,
+}
+
+/// Why a run has no place in a resident sandbox. It can still be run as every other.
+#[derive(Debug, thiserror::Error)]
+pub enum Unclaimed {
+    #[error("another run of `{0}` goes on")]
+    Busy(String),
+    #[error("there are {0} resident sandboxes, and all are in use")]
+    Full(usize),
+    #[error("the resident sandboxes are being taken away")]
+    Closed,
+    #[error("a resident sandbox has no {0}")]
+    Never(&'static str),
+    #[error(transparent)]
+    Order(#[from] anyhow::Error),
+}
+
+/// A key's sandbox, and its directory while there is none.
+struct Stay {
+    kind: Kind,
+    id: String,
+    directory: Directory,
+    resident: Option<Resident>,
+    born: Instant,
+    used: Instant,
+    runs: u32,
+    seat: Option<OwnedSemaphorePermit>,
+}
+
+/// What cannot be changed from run to run.
+#[derive(Clone, Debug, PartialEq)]
+struct Kind {
+    driver: Driver,
+    spec: RunSpec,
+}
+
+type Held = OwnedMutexGuard<Option<Stay>>;
+
+impl Key {
+    /// For the runs of an agent on a branch, or in another state that has a name.
+    pub fn new(agent: &str, branch: &str) -> Self {
+        Self { agent: agent.to_owned(), branch: branch.to_owned(), kept: vec![] }
+    }
+
+    /// Names in the workspace that stay there when the branch is checked out anew.
+    #[must_use]
+    pub fn keeping(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { kept: names.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    fn name(&self) -> String {
+        // A zero byte is in neither of them.
+        let name = format!("{}\0{}", self.agent, self.branch);
+        hex::sha256(name.as_bytes())[..NAME_DIGITS].to_owned()
+    }
+
+    fn shown(&self) -> String {
+        format!("{} on {}", self.agent, self.branch)
+    }
+}
+
+impl Residents {
+    /// With their workspaces below `place`. Nothing is made before the first run.
+    pub fn new(place: PathBuf, terms: Terms) -> Self {
+        let seats = Arc::new(Semaphore::new(terms.most));
+        Self { place, terms, rooms: Mutex::default(), seats, closed: CancellationToken::new() }
+    }
+
+    /// Gives the key's sandbox to a run, which keeps it until it has ended, or is dropped. Waits for the run before it.
+    /// Must be called within a runtime.
+    ///
+    /// # Errors
+    /// Why there is none for this run, or what is wrong with its order.
+    pub async fn claim(&self, key: &Key, order: Order) -> Result<Prepared, Unclaimed> {
+        check(&order)?;
+        let held = timeout(self.terms.wait, self.room(key).lock_owned()).await;
+        let mut held = held.map_err(|_| Unclaimed::Busy(key.shown()))?;
+        if self.closed.is_cancelled() {
+            return Err(Unclaimed::Closed);
+        }
+        let Order { mut config, mut spec, agent, target, run_dir, driver, seats, grace, .. } =
+            order;
+        let home = Home::open(&self.place, &key.name())?;
+        let path = home.workspace();
+        if let Some(target) = &target {
+            let (home, kept, target) = (home.clone(), key.kept.clone(), target.clone());
+            let fill = move || home.fill(&kept, |incoming| target.feed(incoming));
+            spawn_blocking(fill).await.context("the workspace was not filled")??;
+        }
+        spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
+        let owner = Owner::this().context("`/proc` cannot be read")?;
+        let own = Directory::create(&run_dir, &config.identity.run, &owner)?;
+        if let Some(agent) = &agent {
+            agent.prepare(&mut spec, &own, target.is_some())?;
+        }
+        let kind = Kind::new(&driver, &spec);
+        let stay = self.stay(&mut held, kind, &own).await?;
+        place(&mut config, &mut spec, &stay.directory);
+        let deadline = SystemTime::now() + spec.limits.max_runtime;
+        let stamp = Stamp { owner, run_dir: own.parent(), deadline };
+        let policy = config.digest();
+        let gateway = Gateway::open(config, seats.as_ref())?;
+        tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
+        let directory = own.path().to_owned();
+        let turn = Turn::new(held, self.terms, (spec.clone(), grace));
+        Ok(Prepared {
+            gateway,
+            run: spec.run.clone(),
+            driver,
+            order: sandbox::Order { spec, stamp, directory, grace },
+            sandbox: Inside::Resident(Box::new(turn)),
+            directories: vec![own],
+            is_agent: agent.is_some(),
+            target,
+            policy,
+        })
+    }
+
+    /// Takes away sandboxes that are old, idle or not well, until `stop`; and then all of them, each when its run is
+    /// over. Their workspaces stay.
+    pub async fn keep(&self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            for room in self.all() {
+                let Ok(mut held) = room.try_lock_owned() else { continue };
+                let Some(stay) = &mut *held else { continue };
+                if !stay.is_worth_keeping(&self.terms).await {
+                    leave(&mut held).await;
+                }
+            }
+            self.forget_empty_rooms();
+            tokio::select! {
+                () = sleep(LOOK) => (),
+                () = stop.cancelled() => (),
+            }
+        }
+        self.closed.cancel();
+        for room in self.all() {
+            leave(&mut room.lock_owned().await).await;
+        }
+    }
+
+    /// Takes away what there is of a key, its workspace included.
+    ///
+    /// # Errors
+    /// A run of it goes on, or it is still there.
+    pub async fn forget(&self, key: &Key) -> Result<(), Unclaimed> {
+        let held = timeout(self.terms.wait, self.room(key).lock_owned()).await;
+        let mut held = held.map_err(|_| Unclaimed::Busy(key.shown()))?;
+        leave(&mut held).await;
+        let home = Home::open(&self.place, &key.name())?;
+        Ok(home.remove().context("the workspace is left behind")?)
+    }
+
+    /// How many sandboxes there are, or are about to be.
+    pub fn count(&self) -> usize {
+        self.terms.most - self.seats.available_permits()
+    }
+
+    fn room(&self, key: &Key) -> Arc<Room<Option<Stay>>> {
+        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(rooms.entry(key.name()).or_default())
+    }
+
+    fn all(&self) -> Vec<Arc<Room<Option<Stay>>>> {
+        let rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        rooms.values().map(Arc::clone).collect()
+    }
+
+    /// Nobody waits for one that is only ours.
+    fn forget_empty_rooms(&self) {
+        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        rooms.retain(|_, room| {
+            Arc::strong_count(room) > 1 || room.try_lock().is_ok_and(|held| held.is_some())
+        });
+    }
+
+    /// What the key has by now, with nothing in it that this run could not be given.
+    async fn stay<'held>(
+        &self,
+        held: &'held mut Held,
+        kind: Kind,
+        run: &Directory,
+    ) -> Result<&'held mut Stay, Unclaimed> {
+        if held.as_ref().is_some_and(|stay| !stay.suits(&kind, &self.terms)) {
+            leave(held).await;
+        }
+        let seat = match &mut **held {
+            Some(Stay { seat: Some(_), .. }) => None,
+            _ => Some(self.take_seat().await?),
+        };
+        if held.is_none() {
+            **held = Some(Stay::new(kind, run)?);
+        }
+        let stay = held.as_mut().expect("it was made just now");
+        stay.seat = stay.seat.take().or(seat);
+        Ok(stay)
+    }
+
+    /// Where there is none, the sandbox goes that was idle for the longest time.
+    async fn take_seat(&self) -> Result<OwnedSemaphorePermit, Unclaimed> {
+        loop {
+            if let Ok(seat) = Arc::clone(&self.seats).try_acquire_owned() {
+                return Ok(seat);
+            }
+            let idle = self.all().into_iter().filter_map(|room| room.try_lock_owned().ok());
+            let idle = idle.filter(|held| held.as_ref().is_some_and(|stay| stay.seat.is_some()));
+            let longest = idle.min_by_key(|held| held.as_ref().map(|stay| stay.used));
+            leave(&mut longest.ok_or(Unclaimed::Full(self.terms.most))?).await;
+        }
+    }
+}
+
+/// Leaves the key without a sandbox.
+async fn leave(held: &mut Held) {
+    if let Some(Stay { resident, directory, seat, .. }) = held.take() {
+        if let Some(resident) = resident {
+            Box::pin(resident.remove()).await;
+        }
+        drop((directory, seat));
+    }
+}
+
+fn check(order: &Order) -> Result<(), Unclaimed> {
+    if order.proxy.is_some() {
+        return Err(Unclaimed::Never("gateway in a container"));
+    }
+    if order.spec.init.is_none() {
+        return Err(Unclaimed::Never("first process but cogni-init"));
+    }
+    if matches!(order.spec.workspace, Workspace::Directory { .. }) {
+        return Err(Unclaimed::Never("other workspace than its own"));
+    }
+    Ok(order.check()?)
+}
+
+impl Kind {
+    /// How long a run takes and how much it says is not the sandbox's own limit.
+    fn new(driver: &Driver, spec: &RunSpec) -> Self {
+        let Limits { max_runtime, max_output_bytes, .. } = Limits::default();
+        let spec = RunSpec {
+            run: String::new(),
+            argv: vec![],
+            env: [].into(),
+            limits: Limits { max_runtime, max_output_bytes, ..spec.limits },
+            socket_dir: PathBuf::new(),
+            ..spec.clone()
+        };
+        Self { driver: driver.clone(), spec }
+    }
+}
+
+impl Stay {
+    /// Nothing is started yet.
+    fn new(kind: Kind, run: &Directory) -> anyhow::Result<Self> {
+        let id = format!("resident-{}", Uuid::now_v7());
+        let owner = Owner::this().context("`/proc` cannot be read")?;
+        let directory = Directory::create(&run.parent(), &id, &owner)?;
+        let now = Instant::now();
+        let (resident, seat) = (None, None);
+        Ok(Self { kind, id, directory, resident, born: now, used: now, runs: 0, seat })
+    }
+
+    /// Makes the sandbox, where there is none that is well.
+    async fn make(
+        &mut self,
+        terms: &Terms,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), sandbox::Error> {
+        if let Some(resident) = &mut self.resident
+            && resident.is_well().await
+        {
+            return Ok(());
+        }
+        if let Some(resident) = self.resident.take() {
+            tracing::warn!(resident = self.id, "a resident sandbox is not well, and is replaced");
+            Box::pin(resident.remove()).await;
+        }
+        let order = self.order(terms);
+        let order = order.map_err(|error| sandbox::Error::Resident(error.to_string()))?;
+        self.resident = Some(Resident::start(&self.kind.driver, order, stop).await?);
+        (self.born, self.runs) = (Instant::now(), 0);
+        Ok(())
+    }
+
+    /// What a sandbox is made by.
+    fn order(&self, terms: &Terms) -> io::Result<sandbox::Order> {
+        // One that was made here before has left its own.
+        let directory = self.directory.path().join("made");
+        remove(&directory)?;
+        fs::create_dir(&directory)?;
+        let Kind { spec, .. } = self.kind.clone();
+        let (run, socket_dir) = (self.id.clone(), self.directory.socket_dir());
+        let deadline = SystemTime::now() + terms.max_age + spec.limits.max_runtime;
+        Ok(sandbox::Order {
+            spec: RunSpec { run, socket_dir, ..spec },
+            stamp: Stamp { owner: Owner::this()?, run_dir: self.directory.parent(), deadline },
+            directory,
+            grace: Duration::ZERO,
+        })
+    }
+
+    fn suits(&self, kind: &Kind, terms: &Terms) -> bool {
+        self.kind == *kind
+            && self.resident.as_ref().is_none_or(Resident::is_ready)
+            && !self.is_worn(terms)
+    }
+
+    /// It has had its time, or all its runs.
+    fn is_worn(&self, terms: &Terms) -> bool {
+        self.runs >= terms.runs || self.born.elapsed() >= terms.max_age
+    }
+
+    async fn is_worth_keeping(&mut self, terms: &Terms) -> bool {
+        let is_over = self.is_worn(terms) || self.used.elapsed() >= terms.max_idle;
+        match &mut self.resident {
+            Some(resident) if !is_over => resident.is_well().await,
+            _ => false,
+        }
+    }
+}
+
+/// Of a key's name. 128 bits: no two of an installation's keys meet by accident.
+const NAME_DIGITS: usize = 32;
+
+/// How often it is looked after the sandboxes.
+const LOOK: Duration = Duration::from_secs(1);

@@ -1,0 +1,67 @@
+//! One run's time in a resident sandbox.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::io::AsyncWrite;
+use tokio::time::Instant;
+
+use super::{Held, Stay, Terms};
+use crate::sandbox::output::Output;
+use crate::sandbox::{Cause, Ended, Error, Resident, RunSpec};
+
+/// As long as it lives, the key's sandbox and workspace are this run's.
+pub(in crate::runner) struct Turn {
+    held: Held,
+    terms: Terms,
+    spec: RunSpec,
+    grace: Duration,
+}
+
+impl Turn {
+    pub(super) fn new(held: Held, terms: Terms, (spec, grace): (RunSpec, Duration)) -> Self {
+        Self { held, terms, spec, grace }
+    }
+
+    /// Runs it, in a sandbox that is made first if there is none that is well. As with a sandbox of the run's own, the
+    /// time for that is the run's.
+    pub(in crate::runner) async fn run<W: AsyncWrite + Unpin>(
+        &mut self,
+        output: &mut Output<W>,
+        until: impl Future<Output = Cause>,
+    ) -> Result<Ended, Error> {
+        let begun = Instant::now();
+        let mut until = pin!(until);
+        let Self { held, terms, spec, grace } = self;
+        let stay = held.as_mut().expect("a turn is in a stay");
+        let mut cause = None;
+        let made = stay.make(terms, async { cause = Some(until.as_mut().await) }).await;
+        if let Some(cause) = cause {
+            return Ok(Ended { cause: Some(cause), ..Ended::default() });
+        }
+        made?;
+        let made = begun.elapsed();
+        let resident = stay.resident.as_mut().expect("it was made");
+        let ended = Box::pin(resident.run((spec, *grace), output, until)).await;
+        stay.end_run(terms).await;
+        ended.map(|ended| Ended { start: ended.start.map(|start| made + start), ..ended })
+    }
+}
+
+impl Stay {
+    /// What is no good for another run is taken away at once, but for the directory: the run's gateway still has its
+    /// socket there.
+    async fn end_run(&mut self, terms: &Terms) {
+        self.runs += 1;
+        self.used = Instant::now();
+        let is_good = self.resident.as_ref().is_some_and(Resident::is_ready);
+        if is_good && !self.is_worn(terms) {
+            return;
+        }
+        if let Some(resident) = self.resident.take() {
+            tracing::info!(resident = self.id, is_good, "a resident sandbox has had its time");
+            Box::pin(resident.remove()).await;
+        }
+        self.seat = None;
+    }
+}

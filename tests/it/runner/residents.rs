@@ -1,0 +1,337 @@
+//! R7: sandboxes that outlive their runs: what a run finds of the one before it, what it does not, and when another takes
+//! the sandbox's place; by both drivers.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cogni_gateway::runner::residents::{Key, Residents, Terms, Unclaimed};
+use cogni_gateway::runner::sweep::{Fate, Sweep};
+use cogni_gateway::runner::{Order, Prepared};
+use cogni_gateway::sandbox::RunSpec;
+use cogni_gateway::sandbox::spec::Limits;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::sandboxed::sh;
+use super::slots::{Place, places, run};
+use crate::support::engine;
+use crate::support::process::patience;
+use crate::support::provider;
+
+/// R7: what a run has is its own, but for the sandbox and the workspace.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runs_have_a_sandbox_in_common_and_nothing_of_each_other_but_the_workspace() {
+    let script = sh("
+        cat state 2>/dev/null; echo $RUN_ID >> state
+        ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock
+        tail -n +2 /proc/sysvipc/shm; stat -c %i /proc/1/ns/pid /proc/1/ns/net
+        for place in /tmp /dev/shm /run; do mkdir -p $place/a/b; echo mine > $place/a/b/c; chmod 0 $place/a; done
+        (trap '' TERM; setsid sleep 1000 & sleep 1000) &
+        curl --silent -o /dev/null -H 'content-type: application/json' -d '{\"model\":\"fake/chunks=1\",\"messages\":[]}' $OPENAI_BASE_URL/chat/completions
+        echo told >&2; exit 3
+    ");
+    let provider = provider::start("").await;
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let mut results = vec![];
+        for name in ["run-one", "run-two"] {
+            let mut order = place.order(name, &script);
+            order.config.upstream.url = format!("http://{}", provider.addr).parse().unwrap();
+            order.config.audit.path = Some(place.path().join(name));
+            results.push(run(kept.claim(order).await).await);
+        }
+        let [one, two] = &results[..] else { unreachable!() };
+        let stdout = |result: &Value| result["stdout"].as_str().unwrap().to_owned();
+        // The first process, and the shell.
+        let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\n";
+        assert!(stdout(one).starts_with(clean), "{one}");
+        assert_eq!(stdout(two), format!("run-one\n{}", stdout(one)), "{two}");
+        for (name, result) in ["run-one", "run-two"].into_iter().zip(&results) {
+            assert_eq!(result["exit_code"], 3);
+            assert_eq!(result["stderr"], "told\n");
+            assert_eq!(result["usage"]["turns"], 1, "{result}");
+            let log = fs::read_to_string(place.path().join(name)).unwrap();
+            let records = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            let runs: BTreeSet<_> = records.map(|record| record["run"].to_string()).collect();
+            assert!(runs.iter().all(|run| run.contains(name)), "{runs:?}");
+            assert!(log.contains("request.settled"), "{log}");
+        }
+        kept.stop().await;
+    }
+}
+
+/// R1, R7: how a run ends is told as of a sandbox of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_ends_in_a_resident_as_it_would_elsewhere() {
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let mut ends = vec![];
+        for (number, argv) in [
+            vec!["true"],
+            vec!["/nowhere"],
+            vec!["/etc/passwd"],
+            sh("kill -KILL $$").into(),
+            sh("head -c 3000000 /dev/zero | tr '\\0' x").into(),
+            sh("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c").into(),
+            vec!["true"],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let limits = Limits { max_memory: 64 << 20, ..Limits::default() };
+            let order = place.order(&format!("run-{number}"), &argv);
+            let spec = RunSpec { limits, ..order.spec.clone() };
+            let result = run(kept.claim(Order { spec, ..order }).await).await;
+            ends.push(format!("{} {}", result["exit_code"], result["error_code"]));
+        }
+        insta::allow_duplicates!(insta::assert_snapshot!(ends.join("\n"), @r#"
+        0 null
+        127 "container_failed"
+        126 "container_failed"
+        137 "container_failed"
+        0 "output_truncated"
+        137 "oom_killed"
+        0 null
+        "#));
+        kept.stop().await;
+    }
+}
+
+/// R5, R7: a run that does not end is ended with all that it has started, and the next finds the same sandbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
+    let stubborn = sh("trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000; sleep 1000");
+    let bomb = sh("bomb() { bomb | bomb & }; trap '' TERM; (bomb) & exec sleep 1000");
+    let look = sh("set -- /proc/[0-9]*; echo $#; stat -c %i /proc/1/ns/pid");
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let short = |run: &str, argv: &[&str]| {
+            let order = place.order(run, argv);
+            let max_runtime = Duration::from_secs(2);
+            let limits = Limits { max_runtime, pids: 32, ..Limits::default() };
+            let grace = Duration::from_millis(100);
+            Order { spec: RunSpec { limits, ..order.spec.clone() }, grace, ..order }
+        };
+        let like_them = |run: &str| {
+            let mut order = short(run, &look);
+            order.spec.limits.max_runtime = Duration::from_mins(1);
+            order
+        };
+        let first = run(kept.claim(like_them("run-before")).await).await;
+        assert_eq!(first["ok"], json!(true), "{first}");
+        for (name, argv) in [("run-stubborn", &stubborn), ("run-bomb", &bomb)] {
+            let ended = run(kept.claim(short(name, argv)).await).await;
+            assert_eq!(ended["error_code"], "timeout", "{ended}");
+            let next = format!("{name}-next");
+            let next = run(kept.claim(like_them(&next)).await).await;
+            assert_eq!(next["stdout"], first["stdout"], "{next}");
+        }
+        kept.stop().await;
+    }
+}
+
+/// R7: a sandbox that has died, or whose run was abandoned, is never given to another run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_is_not_well_is_replaced() {
+    let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let first = run(kept.claim(place.order("run-1", &look)).await).await;
+        for pid in place.waiting() {
+            assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
+        }
+        let second = run(kept.claim(place.order("run-2", &look)).await).await;
+        assert_eq!(second["ok"], json!(true), "{second}");
+        assert_ne!(first["stdout"], second["stdout"]);
+
+        let forever = sh("echo > begun; sleep 1000");
+        let abandoned = kept.claim(place.order("run-3", &forever)).await;
+        let begun = abandoned.workspace().unwrap().join("begun");
+        tokio::select! {
+            result = run(abandoned) => panic!("{result}"),
+            () = exists(&begun) => (),
+        }
+        let fourth = run(kept.claim(place.order("run-4", &look)).await).await;
+        assert_eq!(fourth["ok"], json!(true), "{fourth}");
+        assert_ne!(second["stdout"], fourth["stdout"]);
+        kept.stop().await;
+    }
+}
+
+/// R7: a sandbox is good for so many runs, and goes when nobody comes; the workspace stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
+    let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
+    let place = Place::embedded();
+    let kept = Kept::new(&place, Terms { runs: 2, max_idle: Duration::from_secs(2), ..TERMS });
+    let mut seen = vec![];
+    for name in ["run-1", "run-2", "run-3"] {
+        let result = run(kept.claim(place.order(name, &look)).await).await;
+        seen.push((result["stdout"].clone(), result["stderr"].clone()));
+    }
+    let states: Vec<_> = seen.iter().map(|(state, _)| state.as_str().unwrap()).collect();
+    assert_eq!(states, ["", "1\n", "2\n"]);
+    assert!(seen[0].1 == seen[1].1 && seen[1].1 != seen[2].1, "{seen:?}");
+    patience(|| place.left().is_empty(), || place.left());
+    assert_eq!(kept.residents.count(), 0);
+
+    let key = key();
+    kept.residents.forget(&key).await.unwrap();
+    let result = run(kept.claim(place.order("run-4", &look)).await).await;
+    assert_eq!(result["stdout"], "", "{result}");
+    kept.stop().await;
+}
+
+/// R7: one run at a time for a key, and so many sandboxes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_for_which_there_is_no_place_is_told_so() {
+    let place = Place::embedded();
+    let wait = Duration::from_millis(50);
+    let kept = Kept::new(&place, Terms { most: 1, wait, ..TERMS });
+    let first = kept.claim(place.order("run-1", &["true"])).await;
+    let other = Key::new("agent", "other");
+    let claim = async |key: &Key, run, change: fn(&mut Order)| {
+        let mut order = place.order(run, &["true"]);
+        change(&mut order);
+        Box::pin(kept.residents.claim(key, order)).await.err().map(|error| error.to_string())
+    };
+    let told = [
+        claim(&key(), "run-2", |_| ()).await,
+        claim(&other, "run-3", |_| ()).await,
+        claim(&key(), "run-4", |order| order.spec.init = None).await,
+        claim(&key(), "run-5", |order| order.spec.argv.clear()).await,
+    ];
+    let told: Vec<_> = told.into_iter().flatten().collect();
+    insta::assert_snapshot!(told.join("\n"), @r"
+    another run of `agent on branch` goes on
+    there are 1 resident sandboxes, and all are in use
+    a resident sandbox has no first process but cogni-init
+    argv is `[]`; give a program and its arguments after `--`
+    ");
+    let first = run(first).await;
+    assert_eq!(first["ok"], json!(true), "{first}");
+    // Whose run is over makes room for another.
+    let third = kept.residents.claim(&other, place.order("run-6", &["true"]));
+    let third = Box::pin(third).await.unwrap();
+    assert_eq!(run(third).await["ok"], json!(true));
+    assert_eq!(kept.residents.count(), 1);
+    kept.stop().await;
+    let late = kept_claim_after_stop(&place).await;
+    assert!(matches!(late, Err(Unclaimed::Closed)));
+}
+
+/// As [`patience`], beside something that goes on.
+async fn exists(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < Duration::from_mins(1), "there is no `{}`", path.display());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn kept_claim_after_stop(place: &Place) -> Result<(), Unclaimed> {
+    let residents = Residents::new(place.path().join("s"), TERMS);
+    let stop = CancellationToken::new();
+    stop.cancel();
+    residents.keep(stop).await;
+    Box::pin(residents.claim(&key(), place.order("run-late", &["true"]))).await.map(drop)
+}
+
+/// R5, R7: what a killed process leaves of its residents ends by itself, and a sweep takes the rest away.
+#[tokio::test(flavor = "multi_thread")]
+async fn residents_end_with_the_process_that_keeps_them() {
+    if let Ok(driver) = env::var(VICTIM) {
+        let place = if driver == "docker" { Place::docker() } else { Place::embedded() };
+        let place = place.at(env::var_os(PATH).map(PathBuf::from));
+        let kept = Kept::new(&place, TERMS);
+        let idle = Key::new("agent", "idle");
+        let order = place.order("run-idle", &["true"]);
+        run(Box::pin(kept.residents.claim(&idle, order)).await.unwrap()).await;
+        let busy = sh("echo > begun; setsid sleep 1000 & sleep 1000");
+        let busy = kept.claim(place.order("run-busy", &busy)).await;
+        let begun = busy.workspace().unwrap().join("begun");
+        std::os::unix::fs::symlink(begun, place.path().join("begun")).unwrap();
+        run(busy).await;
+        return future::pending().await;
+    }
+    for (name, place) in ["docker", "embedded"].into_iter().zip(places()) {
+        let mut victim = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "runner::residents::residents_end_with_the_process_that_keeps_them"])
+            .env(VICTIM, name)
+            .env(PATH, place.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = place.path().join("begun");
+        patience(|| Path::new(&begun).exists(), || "the run does not begin".to_owned());
+        assert_eq!(place.waiting().len(), 2);
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        patience(|| place.waiting().is_empty(), || "a resident is still there".to_owned());
+        let sweep = Sweep {
+            docker_socket: engine::SOCKET.into(),
+            run_dir: place.run_dir(),
+            apply: true,
+            all: false,
+        };
+        let swept = sweep.sweep().await.unwrap();
+        assert!(swept.found.iter().all(|found| found.fate == Fate::Removed), "{swept:?}");
+        assert_eq!(place.left(), "");
+    }
+}
+
+const VICTIM: &str = "COGNI_TEST_KEEPS_RESIDENTS";
+const PATH: &str = "COGNI_TEST_KEEPS_RESIDENTS_IN";
+
+/// As long as a test.
+const TERMS: Terms = Terms {
+    most: 4,
+    runs: 100,
+    max_age: Duration::from_hours(1),
+    max_idle: Duration::from_hours(1),
+    wait: Duration::from_mins(1),
+};
+
+fn key() -> Key {
+    Key::new("agent", "branch")
+}
+
+/// Residents, while they are kept.
+struct Kept<'place> {
+    place: &'place Place,
+    residents: Arc<Residents>,
+    stop: CancellationToken,
+    keeping: JoinHandle<()>,
+}
+
+impl<'place> Kept<'place> {
+    fn new(place: &'place Place, terms: Terms) -> Self {
+        let residents = Arc::new(Residents::new(place.path().join("state"), terms));
+        let stop = CancellationToken::new();
+        let keeping = tokio::spawn({
+            let (residents, stop) = (Arc::clone(&residents), stop.clone());
+            async move { residents.keep(stop).await }
+        });
+        Self { place, residents, stop, keeping }
+    }
+
+    fn claim(&self, order: Order) -> Pin<Box<dyn Future<Output = Prepared> + '_>> {
+        Box::pin(async { self.residents.claim(&key(), order).await.unwrap() })
+    }
+
+    /// After it nothing is left of them but workspaces.
+    async fn stop(self) {
+        self.stop.cancel();
+        self.keeping.await.unwrap();
+        assert_eq!(self.place.left(), "");
+    }
+}
