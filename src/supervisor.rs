@@ -38,6 +38,7 @@ use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::delivery::Relay;
 use crate::journal::{Journal, State};
+use crate::runner::residents::{self, Residents};
 use crate::runner::sweep::Sweep;
 use crate::runner::{Host, Maker};
 
@@ -91,6 +92,7 @@ struct Shared {
     journal: Journal,
     books: Books,
     relay: Option<Arc<Relay>>,
+    residents: Residents,
     places: Arc<Semaphore>,
     live: Mutex<HashMap<String, CancellationToken>>,
     is_draining: AtomicBool,
@@ -119,6 +121,7 @@ impl Supervisor {
             journal,
             books,
             relay,
+            residents: Residents::new(settings.state_dir.join("workspaces"), terms(&settings)),
             places: Arc::new(Semaphore::new(settings.max_runs)),
             live: Mutex::default(),
             is_draining: AtomicBool::new(false),
@@ -204,7 +207,8 @@ impl Supervisor {
                 }
             }
         };
-        tokio::join!(sweep.forever(SWEEP_EVERY, stop.clone()), housekeeping);
+        let residents = self.0.residents.keep(stop.clone());
+        tokio::join!(sweep.forever(SWEEP_EVERY, stop.clone()), residents, housekeeping);
     }
 
     /// Accepts nothing more, lets runs end until `deadline`, then cancels them, and waits for their ends.
@@ -256,6 +260,29 @@ impl fmt::Debug for Supervisor {
         f.debug_struct("Supervisor").field("live", &self.live()).finish_non_exhaustive()
     }
 }
+
+/// Of agents whose sandboxes outlive their runs.
+fn terms(settings: &Settings) -> residents::Terms {
+    residents::Terms {
+        most: settings.max_runs,
+        runs: RESIDENT_RUNS,
+        max_age: RESIDENT_AGE,
+        max_idle: RESIDENT_IDLE,
+        wait: RESIDENT_WAIT,
+    }
+}
+
+/// Runs in one resident sandbox, before there is a new one.
+const RESIDENT_RUNS: u32 = 100;
+
+/// A resident sandbox is made anew once a day at least.
+const RESIDENT_AGE: Duration = Duration::from_hours(24);
+
+/// A resident sandbox that nobody has used for so long gives its memory back.
+const RESIDENT_IDLE: Duration = Duration::from_mins(10);
+
+/// How long a run waits for the one before it on its branch.
+const RESIDENT_WAIT: Duration = Duration::from_mins(10);
 
 /// How often a service looks for what is due.
 const TIDY_EVERY: Duration = Duration::from_secs(30);

@@ -37,6 +37,7 @@ pub struct Headers {
     pub queries: Option<Vec<String>>,
     pub tags: Option<Vec<String>>,
     pub expose_response_cost: Option<bool>,
+    pub traceparent: Option<bool>,
 }
 
 /// Of bodies.
@@ -70,6 +71,7 @@ impl Entry {
         set(&mut base.headers.queries, headers.queries);
         set(&mut base.headers.tags, headers.tags);
         set(&mut base.headers.expose_response_cost, headers.expose_response_cost);
+        set(&mut base.headers.traceparent, headers.traceparent);
         set(&mut base.body.aliases, body.aliases);
         set(&mut base.body.unknown_fields, body.unknown_fields);
         set(&mut base.body.max_choices, body.max_choices);

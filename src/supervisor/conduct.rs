@@ -16,6 +16,7 @@ use super::{Shared, Wanted, ending};
 use crate::catalog::Entry;
 use crate::journal::{Ended, Feed, Kind};
 use crate::runner::delivery::{Relayed, Target};
+use crate::runner::residents::Unclaimed;
 use crate::runner::{ErrorCode, Order, Prepared, RunResult};
 use crate::sandbox::output::{Output, Stream};
 
@@ -26,6 +27,8 @@ pub(super) enum Failed {
     Cancelled,
     #[error("the branch cannot be worked on: {0:#}")]
     Branch(anyhow::Error),
+    #[error("there is no sandbox for it: {0}")]
+    Busy(Unclaimed),
     #[error("{0:#}")]
     Internal(#[from] anyhow::Error),
 }
@@ -36,6 +39,7 @@ impl Failed {
         match self {
             Self::Cancelled => ErrorCode::Cancelled.as_str(),
             Self::Branch(_) => "branch_unavailable",
+            Self::Busy(_) => "sandbox_busy",
             Self::Internal(_) => ErrorCode::Internal.as_str(),
         }
     }
@@ -85,7 +89,7 @@ impl Shared {
             order.target = Some(begun.map_err(Failed::Branch)?);
         }
         let driver = order.driver.name();
-        let prepared = self.prepare(order).await?;
+        let prepared = self.prepare(order, wanted, &entry).await?;
         let result = self.follow(prepared, &entry, feed, cancel).await;
         self.count(driver, &result);
         Ok(result)
@@ -99,10 +103,24 @@ impl Shared {
         Ok(target.with_pull_request(wanted.branch.pull_request).by(&entry.name))
     }
 
-    /// Binds its socket and fills its workspace, on a thread that may wait for the disk.
-    async fn prepare(&self, mut order: Order) -> anyhow::Result<Prepared> {
+    /// Binds its socket and fills its workspace; where its agent lives on, in the sandbox of its branch.
+    async fn prepare(
+        &self,
+        mut order: Order,
+        wanted: &Wanted,
+        entry: &Entry,
+    ) -> Result<Prepared, Failed> {
         order.seats = Some(self.seats.clone());
-        tokio::task::spawn_blocking(move || Prepared::new(order)).await?
+        if let Some(key) = wanted.resident(entry) {
+            return self.residents.claim(&key, order).boxed().await.map_err(|unclaimed| {
+                match unclaimed {
+                    Unclaimed::Order(error) => Failed::Internal(error),
+                    busy => Failed::Busy(busy),
+                }
+            });
+        }
+        let prepared = tokio::task::spawn_blocking(move || Prepared::new(order)).await;
+        Ok(prepared.map_err(anyhow::Error::from)??)
     }
 
     async fn follow(

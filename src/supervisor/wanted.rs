@@ -10,10 +10,11 @@ use serde_json::{Map, Value};
 use super::Settings;
 use crate::base::hex;
 use crate::budget::Limits;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Entry, Mode};
 use crate::config::Config;
 use crate::relay::branch_key::{self, BranchKey, Sources};
 use crate::relay::repository::{self, Repository};
+use crate::runner::residents::Key;
 use crate::runner::{Llm, Message, Order, Request};
 use crate::sandbox::spec::Wanted as Limited;
 
@@ -114,6 +115,20 @@ impl Wanted {
         Ok(Some(Line { repository, key }))
     }
 
+    /// Whose sandbox it is executed in, where its agent has one that outlives its runs: that of its branch, or of its
+    /// conversation.
+    pub(super) fn resident(&self, entry: &Entry) -> Option<Key> {
+        if entry.mode != Mode::LongRunning {
+            return None;
+        }
+        let Branch { repository, key, work_item, .. } = &self.branch;
+        let line = key.as_ref().or(work_item.as_ref()).or(self.state_key.as_ref())?;
+        // The work of two grants, or on two repositories, is never in one place.
+        let place = repository.as_deref().unwrap_or_default();
+        let line = format!("{}\n{place}\n{line}", self.grant);
+        Some(Key::new(&entry.name, &line).keeping(KEPT.iter().copied()))
+    }
+
     /// The run as the runner wants it, but for its branch.
     ///
     /// # Errors
@@ -149,3 +164,6 @@ impl Wanted {
         request.order(config, settings.host.clone(), catalog)
     }
 }
+
+/// Where the agents of the catalog keep what they remember, in their workspaces.
+const KEPT: &[&str] = &[".openclaw-state", ".cache"];

@@ -41,8 +41,17 @@ impl Place {
         let provider = provider::start(script).await;
         let mut place = Self { directory, provider, token: String::new(), variables: vec![] };
         place.write_config("");
-        place.token =
-            place.mint(&["--allow-sandbox", "--agent", "*", "--account", "*", "--repo", "*"]);
+        place.token = place.mint(&[
+            "--allow-sandbox",
+            "--agent",
+            "*",
+            "--account",
+            "acct-1",
+            "--account",
+            "*",
+            "--repo",
+            "*",
+        ]);
         place
     }
 
