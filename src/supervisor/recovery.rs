@@ -59,9 +59,7 @@ impl Supervisor {
         if is_closed {
             return Ok(());
         }
-        let config = wanted
-            .order(run, (&self.0.settings, &self.0.config.load(), &self.0.catalog.load()))?
-            .config;
+        let config = wanted.config(run, &self.0.settings, &self.0.config.load());
         self.0.seats.finish_abandoned(config).await
     }
 

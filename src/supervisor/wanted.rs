@@ -138,8 +138,21 @@ impl Wanted {
         run: &str,
         (settings, config, catalog): (&Settings, &Config, &Catalog),
     ) -> anyhow::Result<Order> {
-        let mut config = config.clone();
-        let request = Request {
+        let request = self.request(run, settings, config);
+        let config = self.config(run, settings, config);
+        request.order(config, settings.host.clone(), catalog)
+    }
+
+    /// The settings of its gateway.
+    pub(super) fn config(&self, run: &str, settings: &Settings, base: &Config) -> Config {
+        let mut config = base.clone();
+        self.request(run, settings, base).configure(&mut config);
+        config.audit.path = Some(settings.audit_log(run));
+        config
+    }
+
+    fn request(&self, run: &str, settings: &Settings, base: &Config) -> Request {
+        Request {
             run: Some(run.to_owned()),
             agent: Some(self.agent.clone()),
             messages: self.messages.clone(),
@@ -154,14 +167,11 @@ impl Wanted {
                 account: Some(self.account.clone()),
                 metadata: Some(self.metadata.clone()),
                 model: self.model.clone(),
-                budget: self.budget.clone(),
+                budget: self.budget.within(&base.budget),
                 ..Llm::default()
             },
             ..Request::default()
-        };
-        request.configure(&mut config);
-        config.audit.path = Some(settings.audit_log(run));
-        request.order(config, settings.host.clone(), catalog)
+        }
     }
 }
 

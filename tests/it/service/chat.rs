@@ -73,7 +73,7 @@ async fn a_chat_ends_in_a_pull_request() {
 /// R5: cancelled, too slow, or its own fault: each run ends with a code of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_fails_says_why() {
-    let place = Place::new("pause=60s").await;
+    let place = Place::new("first_byte=60s").await;
     let service = place.start().await;
     let run = service.run(&ask("wait")).await;
     let mut slow = ask("wait");

@@ -63,7 +63,7 @@ async fn accepted(service: &Service, key: &str) -> String {
 /// SIGTERM: what runs may end, and what comes is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_told_to_stop_lets_runs_end() {
-    let place = Place::new("pause=2s").await;
+    let place = Place::new("first_byte=2s").await;
     let mut service = place.start().await;
     let run = service.run(&ask("take your time")).await;
     let watched = {
