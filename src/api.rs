@@ -12,6 +12,7 @@
 
 mod agents;
 mod ask;
+mod billing;
 mod chat;
 mod document;
 mod error;
@@ -29,10 +30,11 @@ use std::time::UNIX_EPOCH;
 use axum::extract::DefaultBodyLimit;
 use axum::{Router, middleware};
 use utoipa::openapi::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 
 use crate::base::drain::Drain;
+use crate::billing::Books;
 use crate::catalog::available::Availability;
 use crate::grant::{Access, Grant, Grants, Terms};
 use crate::journal::Row;
@@ -49,6 +51,7 @@ pub struct Api {
     /// What everybody may do who can connect, where no grant is asked for.
     pub anybody: Option<Arc<Grant>>,
     pub supervisor: Supervisor,
+    pub books: Books,
     pub availability: Availability,
     /// What requests leave behind, and must not be lost.
     pub tasks: Drain,
@@ -109,6 +112,8 @@ fn routes() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(runs::create, runs::list))
         .routes(routes!(runs::show))
         .routes(routes!(runs::cancel))
+        .routes(routes!(billing::receipts))
+        .routes(routes!(billing::ingest).layer(DefaultBodyLimit::max(billing::MAX_NOTICES_BYTES)))
         .routes(routes!(events::of_run))
         .routes(routes!(records::output))
         .routes(routes!(records::audit))

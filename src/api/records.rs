@@ -18,8 +18,7 @@ use super::error::{Error, ErrorBody};
 use super::extract::{Asked, At, Caller};
 use crate::audit::read;
 use crate::audit::verify::{self, Report};
-use crate::delivery::outbox::Job;
-use crate::delivery::{Delivered, outbox};
+use crate::delivery::outbox::{self, Job, Verdict};
 use crate::grant::Access;
 use crate::journal::{Row, State as Progress};
 use crate::relay::Artifacts;
@@ -333,10 +332,15 @@ impl Audit {
 
 impl Delivery {
     fn of(job: &Job) -> Self {
-        // The line that brings it into a clone names a path of this machine, which is nobody's business here.
-        let Delivered { id, branch, step, verdict, head, is_pushed, pull_request_url, why, .. } =
-            Delivered::of(job, File::new(""));
-        let (branch, head) = (branch.to_string(), head.map(|head| head.to_string()));
-        Self { id, branch, step, verdict, head, is_pushed, pull_request_url, why }
+        Self {
+            id: job.id.clone(),
+            branch: job.order.branch().to_string(),
+            step: job.step.as_str(),
+            verdict: job.verdict.map(Verdict::as_str),
+            head: job.head.map(|head| head.to_string()),
+            is_pushed: job.is_pushed,
+            pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
+            why: job.error.clone(),
+        }
     }
 }

@@ -173,9 +173,11 @@ pub(super) async fn cancel(
 ) -> Result<(StatusCode, Json<Run>), Error> {
     caller.may(Access::Runs).or_else(|denied| caller.may(Access::Admin).map_err(|_| denied))?;
     let row = api.run_of(&caller, &id).await?;
-    let state = api.supervisor.cancel(&row.id).await?.map_err(|_| Error::no_such_run(&id))?;
-    let is_over = state == journal::State::Ended;
-    Ok((if is_over { StatusCode::OK } else { StatusCode::ACCEPTED }, Json(row.into())))
+    if row.state == journal::State::Ended {
+        return Ok((StatusCode::OK, Json(row.into())));
+    }
+    api.supervisor.cancel(&row.id).await?.map_err(|_| Error::no_such_run(&id))?;
+    Ok((StatusCode::ACCEPTED, Json(row.into())))
 }
 
 /// List runs, newest first

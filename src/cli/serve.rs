@@ -72,6 +72,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     };
     let supervisor = Box::pin(Supervisor::open(settings, parts)).await?;
     let api = Arc::new(Api {
+        books: Books::new(database.clone()).with_bound(serve.receipt_bound),
         grants: Grants::new(database),
         anybody: serve.insecure_no_auth.then(|| Arc::new(Api::anybody())),
         supervisor: supervisor.clone(),

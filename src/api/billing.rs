@@ -1,0 +1,139 @@
+//! What calls have cost: told by whoever was billed for them, and shown for each run.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::Api;
+use super::error::{Error, ErrorBody};
+use super::extract::{self, At, Caller};
+use crate::billing::{self, books::Refused};
+use crate::grant::Access;
+
+/// What a run's calls have come to.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Receipts {
+    /// The sums, and what somebody has to look at: `state` is `complete`, `pending` or `overdue`.
+    #[schema(value_type = Object)]
+    bill: Value,
+    /// One for each call that was charged; `source_reference` is `run/attempt/call id`, and there is one of each.
+    #[schema(value_type = Vec<Object>)]
+    receipts: Vec<Value>,
+}
+
+/// What became of what was told.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Ingested {
+    /// Calls that have a receipt now, and had none.
+    new: u64,
+    /// Told before.
+    known: u64,
+    /// Calls of ours that are not in the books yet; they get their receipts when they are.
+    unknown: u64,
+    /// Other than told before; kept and flagged, not charged.
+    conflicting: u64,
+    /// Calls that somebody else has made with the same LiteLLM; nothing is kept of them.
+    foreign: u64,
+    /// Items that cannot be used.
+    invalid: u64,
+    /// Why, for the first of them.
+    complaints: Vec<Complaint>,
+}
+
+/// Why an item cannot be used.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Complaint {
+    /// Which of the body's items, counted from 0.
+    item: usize,
+    message: String,
+}
+
+/// Tell what calls have cost, as LiteLLM's generic callback does
+///
+/// Told again, nothing changes. The body is LiteLLM's `StandardLoggingPayload`: one, an array of them, or one on each
+/// line.
+#[utoipa::path(
+    post,
+    path = "/api/internal/billing/ingest",
+    tag = "billing",
+    request_body(content = Object, content_type = "application/json"),
+    responses(
+        (status = 200, description = "What became of each item", body = Ingested),
+        (status = 400, description = "`invalid_json`", body = ErrorBody),
+        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
+        (status = 403, description = "`forbidden`", body = ErrorBody),
+        (status = 413, description = "`body_too_large`", body = ErrorBody)
+    )
+)]
+pub(super) async fn ingest(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Ingested>, Error> {
+    caller.may(Access::Billing)?;
+    let body = body.map_err(|rejection| extract::broken(&rejection, MAX_NOTICES_BYTES))?;
+    // Whoever reports nothing has meant to report something.
+    if body.trim_ascii().is_empty() {
+        return Err(Error::Json("it is empty".to_owned()));
+    }
+    let ingested = api.books.ingest(&body).await.map_err(|refused| match refused {
+        Refused::Malformed(malformed) => Error::Json(malformed.to_string()),
+        Refused::Books(error) => Error::internal(error),
+    })?;
+    Ok(Json(ingested.into()))
+}
+
+/// What a run's calls have come to, and what was charged for each
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/receipts",
+    tag = "billing",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 200, description = "The run's bill", body = Receipts),
+        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
+        (status = 403, description = "`forbidden`", body = ErrorBody),
+        (status = 404, description = "`not_found`", body = ErrorBody)
+    )
+)]
+pub(super) async fn receipts(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    At(id): At<String>,
+) -> Result<Json<Receipts>, Error> {
+    caller.may(Access::Read)?;
+    let row = api.run_of(&caller, &id).await?;
+    let bill = api.books.summary(&row.id).await.map_err(Error::internal)?;
+    let receipts = api.books.receipts(&row.id).await.map_err(Error::internal)?;
+    let value = |receipt| serde_json::to_value(receipt).map_err(Error::internal);
+    Ok(Json(Receipts {
+        bill: serde_json::to_value(bill).map_err(Error::internal)?,
+        receipts: receipts.into_iter().map(value).collect::<Result<_, _>>()?,
+    }))
+}
+
+impl From<billing::Ingested> for Ingested {
+    fn from(found: billing::Ingested) -> Self {
+        let complaints = found.complaints.into_iter();
+        let complaints = complaints
+            .map(|complaint| Complaint { item: complaint.item, message: complaint.message });
+        Self {
+            new: found.new,
+            known: found.known,
+            unknown: found.unknown,
+            conflicting: found.conflicting,
+            foreign: found.foreign,
+            invalid: found.invalid,
+            complaints: complaints.collect(),
+        }
+    }
+}
+
+/// LiteLLM sends 512 calls at once, each with what was said in it unless it is told otherwise.
+pub(super) const MAX_NOTICES_BYTES: usize = 16 << 20;
