@@ -39,6 +39,9 @@ pub mod runner {}
 #[doc = include_str!("manual/security.md")]
 pub mod security {}
 
+#[doc = include_str!("manual/service.md")]
+pub mod service {}
+
 /// Why things are as they are; one decision a page.
 pub mod decisions {
     #[doc = include_str!("manual/decisions/0001-one-package-with-rooms.md")]
