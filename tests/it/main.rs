@@ -10,6 +10,7 @@
 mod access_log;
 mod agent;
 mod agents;
+mod api;
 mod audit;
 mod billing;
 mod body;

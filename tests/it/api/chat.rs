@@ -1,0 +1,105 @@
+//! A2: a chat is answered with what the agent says while it says it.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::support::served::{Grant, Served, chat, events};
+
+/// A2: the events come in order, the answer before the end, and can be read again from anywhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_streams_its_answer_and_can_be_read_again() {
+    let service = Served::start().await;
+    let grant = service.grant(&[]);
+    let response = grant.post("/api/v1/ai/chat", &chat("fake/text=ready")).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(response.header("content-type"), Some("text/event-stream"));
+    let run = response.header("x-run-id").unwrap().to_owned();
+    let told = events(response.text());
+    let count = told.len() as u64;
+    assert_eq!(ids(response.text()), (1..=count).collect::<Vec<_>>());
+    let deltas = told.iter().filter(|event| event.name == "text_delta");
+    let text: String = deltas.filter_map(|event| event.data["text"].as_str()).collect();
+    assert_eq!(text, "ready");
+    let names: Vec<_> = told.iter().map(|event| &*event.name).collect();
+    assert_eq!((names[0], *names.last().unwrap()), ("run_started", "final"), "{names:?}");
+    assert!(names.contains(&"assistant_final") && names.contains(&"done"), "{names:?}");
+    assert_eq!(told.last().unwrap().data["ok"], true);
+
+    let path = format!("/api/v1/runs/{run}/events");
+    assert_eq!(ids(grant.get(&path).await.text()), ids(response.text()));
+    let after = count - 2;
+    let rest = grant.get(&format!("{path}?after={after}")).await;
+    assert_eq!(ids(rest.text()), [after + 1, after + 2]);
+    let last = [("last-event-id", &*after.to_string())];
+    let rest = grant.send(Method::GET, &path, "", &last).await;
+    assert_eq!(ids(rest.text()), [after + 1, after + 2], "the header says the same");
+    service.stop();
+}
+
+/// A2: a client that leaves ends its run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_whose_client_goes_away_is_ended() {
+    let service = Served::start().await;
+    let grant = service.grant(&[]);
+    let run = left(&grant, &chat(WAITS)).await;
+    let row = grant.ended(&run).await;
+    assert_eq!(
+        (&row["state"], &row["error_code"]),
+        (&json!("ended"), &json!("cancelled")),
+        "{row}"
+    );
+    service.stop();
+}
+
+/// A2: unless it said that the run is to go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_that_is_to_go_on_goes_on_without_its_client() {
+    let service = Served::start().await;
+    let grant = service.grant(&[]);
+    let mut body = chat(WAITS);
+    body["onDisconnect"] = "continue".into();
+    let run = left(&grant, &body).await;
+    service.upstream.gate.reached(1).await;
+    service.upstream.gate.open(1);
+    let row = grant.ended(&run).await;
+    assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &Value::Null), "{row}");
+    service.stop();
+}
+
+/// Reads a chat until the agent has said something, which is before its end, and goes away.
+async fn left(grant: &Grant, body: &Value) -> String {
+    let mut stream = grant.open(Method::POST, "/api/v1/ai/chat", &body.to_string(), &[]).await;
+    assert_eq!(stream.status, 200);
+    let run = stream.headers["x-run-id"].to_str().unwrap().to_owned();
+    let mut text = String::new();
+    while !text.contains("text_delta") {
+        let frame = stream.frame().await.unwrap().expect("it is not over");
+        text.push_str(std::str::from_utf8(&frame).unwrap());
+    }
+    let running = grant.get(&format!("/api/v1/runs/{run}")).await.json();
+    assert_eq!(running["state"], "running", "{running}");
+    run
+}
+
+/// A3: nobody spends more than the grant allows, whatever is asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_is_the_least_of_what_is_asked_for_and_what_is_granted() {
+    let service = Served::start().await;
+    let (free, bound) = (service.grant(&[]), service.grant(&["--max-turns", "0"]));
+    for (grant, turns) in [(&free, 0), (&bound, 50)] {
+        let mut body = chat("fake");
+        body["budget"] = json!({ "max_turns": turns });
+        let response = grant.post("/api/v1/ai/chat", &body).await;
+        let told = events(response.text());
+        let last = &told.last().unwrap().data;
+        assert_eq!(last["error_code"], "budget_exhausted", "{last}");
+    }
+    service.stop();
+}
+
+fn ids(text: &str) -> Vec<u64> {
+    events(text).iter().map(|event| event.id).collect()
+}
+
+/// A model that says one word, and the next when the gate is opened.
+const WAITS: &str = "fake/text=one two;gate=1";

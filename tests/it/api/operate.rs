@@ -1,0 +1,139 @@
+//! The service as those see it who run it: ready or not, told to stop, told to read its files again, on TCP.
+
+use std::fs;
+use std::process::Command;
+
+use http::Method;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::until;
+use crate::support::served::{Served, asked};
+
+/// SIGTERM: `/readyz` says so at once, nothing new is accepted, and what runs may end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
+    let mut service = Served::start().await;
+    let grant = service.grant(&[]);
+    let client = service.client();
+    assert_eq!(client.get("/readyz").await.status, 200);
+    let run = grant.run("fake/text=one two;gate=1").await;
+    service.upstream.gate.reached(1).await;
+    service.process.signal("TERM");
+    until(async || client.get("/readyz").await.status == 503).await;
+    let ready = client.get("/readyz").await.json();
+    assert_eq!(ready["checks"]["accepting"], "draining", "{ready}");
+    assert_eq!(client.get("/healthz").await.status, 200);
+    let refused = grant.post("/api/v1/runs", &asked("fake")).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("1")));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is stopping; try again elsewhere, or later"}}"#);
+    let path = format!("/api/v1/runs/{run}/events");
+    let watched = grant.open(Method::GET, &path, "", &[]).await;
+    service.upstream.gate.open(1);
+    let (text, in_order) = watched.rest().await;
+    assert!(in_order && text.contains("event: final"), "{text}");
+    assert!(service.process.wait().success());
+    service.again("");
+    assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
+    service.stop();
+}
+
+/// What has not ended by the deadline is cancelled, and is at a definite end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_does_not_end_in_time_is_cancelled() {
+    let mut service = Served::with("drain_timeout = \"100ms\"").await;
+    let grant = service.grant(&[]);
+    let run = grant.run("fake/gate=1").await;
+    service.upstream.gate.reached(1).await;
+    assert!(service.process.terminate().success(), "{}", service.process.said());
+    service.again("");
+    let row = grant.ended(&run).await;
+    assert_eq!(
+        (&row["state"], &row["error_code"]),
+        (&json!("ended"), &json!("cancelled")),
+        "{row}"
+    );
+    service.stop();
+}
+
+/// SIGHUP reads agents again; where one of them is wrong, nothing changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hangup_reads_the_agents_again() {
+    let agents = tempfile::tempdir().unwrap();
+    let file = agents.path().join("sandbox-agent.toml");
+    fs::copy("config/agents/sandbox-agent.toml", &file).unwrap();
+    let mut service = Served::with(&format!("agents_dir = {:?}", agents.path())).await;
+    let grant = service.grant(&[]);
+    let known = async || {
+        let listed = grant.get("/api/v1/ai/agents?all=1").await.json();
+        listed["agents"].as_array().unwrap().len()
+    };
+    assert_eq!(known().await, 1);
+    let second =
+        fs::read_to_string(&file).unwrap().replace("\"sandbox:agent\"", "\"sandbox:second\"");
+    fs::write(agents.path().join("sandbox-second.toml"), &second).unwrap();
+    service.process.signal("HUP");
+    until(async || known().await == 2).await;
+    fs::write(&file, "name = 7").unwrap();
+    service.process.signal("HUP");
+    service.process.until(|said| said.contains("nothing has changed"));
+    assert_eq!(known().await, 2);
+    service.stop();
+}
+
+/// Where no agent can run, nobody is sent here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_can_run_nothing_is_not_ready_and_says_why() {
+    let agents = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string("config/agents/sandbox-agent.toml").unwrap();
+    let text = text.replace("[env]", "image = \"no-such-image\"\n[env]");
+    fs::write(agents.path().join("sandbox-agent.toml"), text).unwrap();
+    let more = "docker_socket = \"/nowhere/docker.sock\"\n";
+    let service = Served::with(&format!("{more}agents_dir = {:?}", agents.path())).await;
+    let ready = service.client().get("/readyz").await;
+    assert_eq!(ready.status, 503);
+    insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and there is no Docker Engine at `/nowhere/docker.sock`","database":"ok","run_dir":"ok"},"runs":0,"upstream":"not probed"}"#);
+    service.stop();
+}
+
+/// A3: TCP is served, and never without grants but where the words say so, and then on a loopback address only.
+#[tokio::test(flavor = "multi_thread")]
+async fn tcp_is_served_and_never_by_accident_without_grants() {
+    let service = Served::on("listen = \"127.0.0.1:0\"\n").await;
+    assert!(ask(&service, "/readyz").await.starts_with("HTTP/1.1 200 OK"));
+    assert!(ask(&service, "/api/v1/runs").await.starts_with("HTTP/1.1 401"));
+    service.stop();
+    let open = Served::on("listen = \"127.0.0.1:0\"\ninsecure_no_auth = true").await;
+    assert!(ask(&open, "/api/v1/runs").await.starts_with("HTTP/1.1 200 OK"));
+    open.stop();
+    let said = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .args(["serve", "--listen", "0.0.0.0:0", "--insecure-no-auth", "--litellm-host", "h:1"])
+        .env_clear()
+        .env("LITELLM_MASTER_KEY", "sk")
+        .output()
+        .unwrap();
+    assert_eq!(said.status.code(), Some(2));
+    insta::assert_snapshot!(String::from_utf8_lossy(&said.stderr), @"error: `serve.insecure_no_auth` is `true` and `serve.listen` is `0.0.0.0:0`; whoever reaches that address could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants");
+}
+
+/// Two services with one state directory would both begin its runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_service_keeps_off() {
+    let service = Served::start().await;
+    let said = service.second().replace(service.directory.path().to_str().unwrap(), "[dir]");
+    assert!(said.contains("another service has the state directory `[dir]/state`"), "{said}");
+    service.stop();
+}
+
+/// What a connection is answered that a program opens by itself.
+async fn ask(service: &Served, path: &str) -> String {
+    let said = service.process.said();
+    let address = said.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}

@@ -1,0 +1,182 @@
+//! A3: every call needs a grant, and every refusal is JSON with a code.
+
+use std::fmt::Write;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::until;
+use crate::support::client::Response;
+use crate::support::served::{Served, asked, chat, request};
+
+/// What there is to call stands in the service's own description, so that a new path cannot be forgotten here.
+#[tokio::test]
+async fn whoever_has_no_grant_is_refused_at_every_path() {
+    let service = Served::start().await;
+    let document = service.client().get("/api/v1/openapi.json").await.json();
+    let mut open = vec![];
+    for (path, method, operation) in operations(&document) {
+        let concrete = path.replace("{id}", "run-1").replace("{name}", "bundle");
+        if operation["security"] == json!([{}]) {
+            open.push(concrete);
+            continue;
+        }
+        let response = service.client().send(request(method, &concrete, "", &[])).await;
+        assert_eq!(response.status, 401, "{path}: {}", response.text());
+        assert_eq!(response.json()["error"]["code"], "unauthorized", "{path}");
+        assert_eq!(response.header("www-authenticate"), Some("Bearer"), "{path}");
+    }
+    assert_eq!(open, ["/healthz", "/readyz"]);
+    service.stop();
+}
+
+fn operations(document: &Value) -> Vec<(String, Method, Value)> {
+    let paths = document["paths"].as_object().unwrap();
+    let operations = paths.iter().flat_map(|(path, item)| {
+        item.as_object().unwrap().iter().map(move |(method, operation)| {
+            (path.clone(), method.to_uppercase().parse().unwrap(), operation.clone())
+        })
+    });
+    operations.collect()
+}
+
+/// A3: revoked, or of another scope: each has its code.
+#[tokio::test]
+async fn a_grant_is_good_for_what_it_names_and_while_it_is() {
+    let service = Served::start().await;
+    let mut said = String::new();
+    let all = service.grant(&["--repo", "https://github.com/acme/*"]);
+    let run = |change: Value| {
+        let mut body = asked("fake");
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        body
+    };
+    let reader = service.mint(&["--access", "read"]);
+    tell(&mut said, "only reads", &reader.post("/api/v1/runs", &asked("fake")).await);
+    tell(&mut said, "only reads", &reader.post("/api/v1/ai/chat", &chat("fake")).await);
+    let other = ["--allow-sandbox", "--agent", "sandbox:openclaw", "--account", "a"];
+    let runner = service.mint(&[&["--access", "runs"], &other[..]].concat());
+    tell(&mut said, "another agent", &runner.post("/api/v1/runs", &asked("fake")).await);
+    tell(&mut said, "only runs", &runner.get("/api/v1/runs").await);
+    let account = run(json!({"account": "acct-2"}));
+    tell(&mut said, "another account", &all.post("/api/v1/runs", &account).await);
+    let foreign = run(json!({"repo": "https://github.com/acme-evil/site", "branch_key": "b"}));
+    tell(&mut said, "another repository", &all.post("/api/v1/runs", &foreign).await);
+    let local = run(json!({"repo": "file:///srv/git/site.git", "branch_key": "b"}));
+    tell(&mut said, "one of this machine", &all.post("/api/v1/runs", &local).await);
+    service.cogni(&["grant", "revoke", &all.id]);
+    until(async || all.get("/api/v1/runs").await.status == 401).await;
+    tell(&mut said, "revoked", &all.get("/api/v1/runs").await);
+    insta::assert_snapshot!(said, @r"
+    only reads: 403 forbidden: this grant does not come with `runs` access
+    only reads: 403 forbidden: this grant does not come with `runs` access
+    another agent: 403 forbidden_agent: this grant does not allow the agent `sandbox:agent`
+    only runs: 403 forbidden: this grant does not come with `read` access
+    another account: 403 forbidden_account: this grant does not allow the account `acct-2` to pay
+    another repository: 403 forbidden_repo: this grant does not allow the repository `https://github.com/acme-evil/site.git`
+    one of this machine: 403 forbidden_repo: this grant does not allow the repository `file:///srv/git/site.git`
+    revoked: 401 grant_revoked: this grant has been revoked
+    ");
+    service.stop();
+}
+
+/// Nobody ever reads one of axum's own answers.
+#[tokio::test]
+async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
+    let service = Served::start().await;
+    let grant = service.grant(&[]);
+    let mut said = String::new();
+    for (what, method, path, body) in ODD {
+        let response = grant.send(method, path, body, &[("content-type", JSON)]).await;
+        tell(&mut said, what, &response);
+    }
+    let large = format!("{{\"agent\": \"{}\"}}", "x".repeat(1 << 20));
+    let runs = async |body: &str, headers: &[(&str, &str)]| {
+        grant.send(Method::POST, "/api/v1/runs", body, headers).await
+    };
+    tell(&mut said, "too large", &runs(&large, &[]).await);
+    tell(&mut said, "not JSON, it says", &runs("{}", &[("content-type", "text/plain")]).await);
+    let key = [("idempotency-key", "two words")];
+    tell(&mut said, "an odd key", &runs(&asked("m").to_string(), &key).await);
+    let deleted = grant.send(Method::DELETE, "/api/v1/runs", "", &[]).await;
+    assert_eq!((deleted.status.as_u16(), deleted.header("allow")), (405, Some("POST,GET,HEAD")));
+    insta::assert_snapshot!(said, @r"
+    no such path: 404 no_such_path: there is nothing at this path; `GET /api/v1/openapi.json` says what there is
+    another method: 405 method_not_allowed: this path knows other methods; `Allow` names them
+    no JSON: 400 invalid_json: the body is not JSON: EOF while parsing an object at line 1 column 1
+    nothing: 400 invalid_json: the body is not JSON: EOF while parsing a value at line 1 column 0
+    a field missing: 422 invalid_request: missing field `agent` at line 1 column 2
+    an unknown field: 422 invalid_request: unknown field `image`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `budget`, `max_runtime`, `metadata` at line 1 column 22
+    a number for a text: 422 invalid_request: invalid type: integer `7`, expected a string at line 1 column 15
+    nothing to answer: 422 invalid_request: `messages` is empty; there is nothing to answer
+    no such agent: 422 no_such_agent: there is no agent `sandbox:none`; there is `sandbox:agent`, `sandbox:openclaw`
+    no number: 400 invalid_parameter: the query is not understood: limit: invalid digit found in string
+    an unknown parameter: 400 invalid_parameter: the query is not understood: page: unknown field `page`, expected one of `agent`, `state`, `cursor`, `limit`
+    no such run: 404 not_found: there is no run `run-7` that this grant can see
+    a path that is not UTF-8: 400 invalid_parameter: the path is not UTF-8
+    too large: 413 body_too_large: the body is larger than 1048576 bytes
+    not JSON, it says: 415 unsupported_media_type: a body is sent as `Content-Type: application/json`
+    an odd key: 400 invalid_parameter: `Idempotency-Key` has 1 to 255 visible characters
+    ");
+    service.stop();
+}
+
+/// A3: tokens are sent once, in the header that is made for them, and are never logged.
+#[tokio::test]
+async fn a_token_is_read_from_one_header_only() {
+    let service = Served::start().await;
+    let grant = service.grant(&[]);
+    let good = format!("Bearer {}", grant.token);
+    let (lower, basic) = (format!("bearer {}", grant.token), format!("Basic {}", grant.token));
+    let by_query = format!("/api/v1/runs?token={}", grant.token);
+    for (path, headers, status) in [
+        ("/api/v1/runs", vec![("authorization", &*good)], 200),
+        ("/api/v1/runs", vec![("authorization", &*lower)], 200),
+        ("/api/v1/runs", vec![("authorization", &*basic)], 401),
+        ("/api/v1/runs", vec![("authorization", &*grant.token)], 401),
+        ("/api/v1/runs", vec![("authorization", &*good), ("authorization", &*good)], 401),
+        ("/api/v1/runs", vec![("x-api-key", &*grant.token)], 401),
+        (&*by_query, vec![], 401),
+    ] {
+        let response = service.client().send(request(Method::GET, path, "", &headers)).await;
+        assert_eq!(response.status, status, "{path} {}", headers.len());
+    }
+    assert!(!service.process.said().contains(&grant.token[4..]), "the log has a token");
+    service.stop();
+}
+
+fn tell(said: &mut String, what: &str, response: &Response) {
+    assert_eq!(response.header("content-type"), Some(JSON), "{what}");
+    assert!(response.header("x-request-id").is_some(), "{what}");
+    let error = &response.json()["error"];
+    let (code, message) = (error["code"].as_str().unwrap(), error["message"].as_str().unwrap());
+    writeln!(said, "{what}: {} {code}: {message}", response.status.as_u16()).unwrap();
+}
+
+const JSON: &str = "application/json";
+
+const ODD: [(&str, Method, &str, &str); 13] = [
+    ("no such path", Method::GET, "/api/v2", ""),
+    ("another method", Method::DELETE, "/api/v1/runs", ""),
+    ("no JSON", Method::POST, "/api/v1/runs", "{"),
+    ("nothing", Method::POST, "/api/v1/runs", ""),
+    ("a field missing", Method::POST, "/api/v1/runs", "{}"),
+    ("an unknown field", Method::POST, "/api/v1/runs", r#"{"agent": "a", "image": "x"}"#),
+    ("a number for a text", Method::POST, "/api/v1/ai/chat", r#"{"graphName": 7}"#),
+    (
+        "nothing to answer",
+        Method::POST,
+        "/api/v1/runs",
+        r#"{"agent": "sandbox:agent", "model": "m", "messages": []}"#,
+    ),
+    (
+        "no such agent",
+        Method::POST,
+        "/api/v1/runs",
+        r#"{"agent": "sandbox:none", "model": "m", "messages": [{"role": "user", "content": "hi"}]}"#,
+    ),
+    ("no number", Method::GET, "/api/v1/runs?limit=many", ""),
+    ("an unknown parameter", Method::GET, "/api/v1/runs?page=2", ""),
+    ("no such run", Method::GET, "/api/v1/runs/run-7", ""),
+    ("a path that is not UTF-8", Method::GET, "/api/v1/runs/%ff", ""),
+];

@@ -1,0 +1,149 @@
+//! A4: runs are begun once, listed, watched, ended, and looked at by whoever began them.
+
+use std::fs;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::support::served::{Grant, Served, asked};
+
+/// A4: asked again with the same key it is the same run; with other words it is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_begun_once_for_each_key() {
+    let service = Served::start().await;
+    let (grant, other) = (service.grant(&[]), service.grant(&[]));
+    let key = [("idempotency-key", "job-7")];
+    let ask = async |grant: &Grant, model: &str| {
+        grant.send(Method::POST, "/api/v1/runs", &asked(model).to_string(), &key).await
+    };
+    let first = ask(&grant, "fake").await;
+    assert_eq!(first.status, 201, "{}", first.text());
+    let id = first.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(first.header("location"), Some(&*format!("/api/v1/runs/{id}")));
+    let again = ask(&grant, "fake").await;
+    assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(id)));
+    let changed = ask(&grant, "fake/text=other").await;
+    let code = &changed.json()["error"]["code"];
+    assert_eq!((changed.status.as_u16(), code), (409, &json!("idempotency_conflict")));
+    let of_other = ask(&other, "fake").await;
+    assert_eq!(of_other.status, 201, "keys are a grant's own");
+    other.ended(of_other.json()["id"].as_str().unwrap()).await;
+    let row = grant.ended(&id).await;
+    assert_eq!((&row["error_code"], &row["result"]["ok"]), (&Value::Null, &json!(true)));
+    service.stop();
+}
+
+/// A3: a grant sees and ends its own runs only; an admin's sees all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_nobodys_business_but_its_grants() {
+    let service = Served::start().await;
+    let (grant, other) = (service.grant(&[]), service.grant(&[]));
+    let admin = service.mint(&["--access", "read,admin"]);
+    let run = grant.run("fake/gate=1").await;
+    let below = ["", "/events", "/output", "/audit", "/relay", "/artifacts", "/artifacts/bundle"];
+    for path in below {
+        let path = format!("/api/v1/runs/{run}{path}");
+        assert_eq!(other.get(&path).await.status, 404, "{path}");
+    }
+    let cancel = format!("/api/v1/runs/{run}/cancel");
+    assert_eq!(other.send(Method::POST, &cancel, "", &[]).await.status, 404);
+    assert_eq!(other.get("/api/v1/runs").await.json()["runs"], json!([]));
+    assert_eq!(admin.get("/api/v1/runs").await.json()["runs"][0]["id"], json!(run));
+    assert_eq!(admin.send(Method::POST, &cancel, "", &[]).await.status, 202);
+    let row = grant.ended(&run).await;
+    assert_eq!(row["error_code"], "cancelled");
+    let again = grant.send(Method::POST, &cancel, "", &[]).await;
+    assert_eq!((again.status.as_u16(), &again.json()["state"]), (200, &json!("ended")));
+    service.stop();
+}
+
+/// A4: page after page, no run twice and none left out.
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_are_listed_in_pages() {
+    let service = Served::start().await;
+    let grant = service.grant(&[]);
+    let mut begun = vec![];
+    for _ in 0..5 {
+        begun.push(grant.run("fake").await);
+    }
+    for run in &begun {
+        grant.ended(run).await;
+    }
+    let (mut listed, mut path) = (vec![], "/api/v1/runs?limit=2&state=ended".to_owned());
+    loop {
+        let page = grant.get(&path).await.json();
+        let runs = page["runs"].as_array().unwrap();
+        listed.extend(runs.iter().map(|run| run["id"].as_str().unwrap().to_owned()));
+        let Some(next) = page["next"].as_str() else { break };
+        assert_eq!(runs.len(), 2);
+        path = format!("/api/v1/runs?limit=2&state=ended&cursor={next}");
+    }
+    listed.reverse();
+    assert_eq!(listed, begun);
+    let none = grant.get("/api/v1/runs?agent=sandbox:openclaw").await.json();
+    assert_eq!(none, json!({"runs": [], "next": null}));
+    service.stop();
+}
+
+/// A4: what is left of a run: what it printed, and a log that proves itself or says where it was changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_of_a_run_can_be_read_and_proved() {
+    let service = Served::start().await;
+    let grant = service.grant(&[]);
+    let run = grant.run("fake/text=ready").await;
+    grant.ended(&run).await;
+    let below = async |path: &str| grant.get(&format!("/api/v1/runs/{run}/{path}")).await;
+    let output = below("output").await.json();
+    assert_eq!(output["complete"], true);
+    assert!(output["stdout"].as_str().unwrap().contains("ready"), "{output}");
+    let audit = below("audit").await.json();
+    let facts = (&audit["verified"], &audit["finished"], &audit["admitted"]);
+    assert_eq!(facts, (&json!(true), &json!(true), &json!(1)));
+    let raw = below("audit?raw=1").await;
+    assert_eq!(raw.header("content-type"), Some("application/x-ndjson"));
+    assert_eq!(raw.text().lines().count() as u64, audit["records"].as_u64().unwrap());
+    assert_eq!(below("relay").await.json(), json!({"deliveries": []}));
+    assert_eq!(below("artifacts").await.json(), json!({"artifacts": []}));
+    assert_eq!(below("artifacts/bundle").await.status, 404);
+
+    let log = service.state_dir().join("audit").join(format!("{run}.jsonl"));
+    let changed = fs::read_to_string(&log).unwrap().replacen("acct-1", "acct-2", 1);
+    fs::write(&log, changed).unwrap();
+    let audit = below("audit").await.json();
+    assert_eq!(audit["verified"], false);
+    insta::assert_snapshot!(audit["broken"].as_str().unwrap(), @"record 1 (line 1, byte 0): the content does not match its hash");
+    service.stop();
+}
+
+/// A3: a grant has no more runs at once than it may, and room again when one has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_has_no_more_runs_at_once_than_it_may() {
+    let service = Served::start().await;
+    let grant = service.grant(&["--max-runs", "1"]);
+    let run = grant.run("fake/gate=1").await;
+    let refused = grant.post("/api/v1/runs", &asked("fake")).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_runs","message":"this grant may have 1 runs at the same time, and has; wait for one to end"}}"#);
+    grant.send(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
+    grant.ended(&run).await;
+    let next = grant.run("fake").await;
+    grant.ended(&next).await;
+    service.stop();
+}
+
+/// A1: agents are listed for whoever may run them, and those that cannot run here with the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_are_listed_for_whoever_may_run_them() {
+    let service = Served::with("docker_socket = \"/nowhere/docker.sock\"").await;
+    let (grant, nobody) = (service.grant(&[]), service.mint(&["--access", "read"]));
+    let ids = |listed: Value| {
+        let agents = listed["agents"].as_array().unwrap().clone();
+        agents.iter().map(|agent| agent["agentId"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(grant.get("/api/v1/ai/agents").await.json()), ["sandbox:agent"]);
+    assert!(ids(nobody.get("/api/v1/ai/agents").await.json()).is_empty());
+    let all = grant.get("/api/v1/ai/agents?all=1").await.json();
+    assert_eq!(all["agents"][1]["available"], false);
+    insta::assert_snapshot!(all["agents"][1]["reason"].as_str().unwrap(), @"it needs the image `cogni-openclaw:dev`, and there is no Docker Engine at `/nowhere/docker.sock`");
+    service.stop();
+}
