@@ -22,34 +22,15 @@ pub mod reconcile;
 pub mod watch;
 
 use std::path::PathBuf;
-use std::time::Duration;
-
-use serde::Deserialize;
 
 use crate::audit;
 use crate::base::db;
-use crate::base::secret::Secret;
 
 pub use books::{Books, SCHEMA};
 pub use facts::Fact;
 pub use ingest::Ingested;
 pub use notice::{Notice, Source};
 pub use receipt::{Flag, Receipt, RunBill, State};
-
-/// How a service keeps its books.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// How long after its end a call may be without a receipt; then its run is flagged.
-    #[serde(with = "humantime_serde")]
-    pub receipt_bound: Duration,
-    /// How often LiteLLM is asked about calls without a receipt.
-    #[serde(with = "humantime_serde")]
-    pub reconcile_every: Duration,
-    /// What LiteLLM's callback must show; without one, none is listened to. It comes from the environment or a file.
-    #[serde(skip)]
-    pub callback_secret: Secret,
-}
 
 /// Why the books cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -58,14 +39,4 @@ pub enum Error {
     Database(#[from] db::Error),
     #[error("the audit log `{}` cannot be read", path.display())]
     Log { path: PathBuf, source: audit::read::Error },
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            receipt_bound: books::BOUND,
-            reconcile_every: Duration::from_mins(5),
-            callback_secret: Secret::default(),
-        }
-    }
 }

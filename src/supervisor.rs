@@ -68,8 +68,6 @@ pub struct Settings {
     pub grace: Duration,
     /// How long runs that have ended are remembered.
     pub retention: Duration,
-    /// How long a call may go without a receipt before its run is flagged.
-    pub receipt_bound: Duration,
 }
 
 /// What the supervisor composes.

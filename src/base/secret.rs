@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use ring::hmac;
-
 /// A credential. `Debug` and `Display` show `***`; the value leaves only through [`Secret::expose`].
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
@@ -20,22 +18,6 @@ impl Secret {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-
-    /// Whether somebody else has given the same value, in a time that does not tell how much of it is right. An empty
-    /// secret is nobody's.
-    ///
-    /// ```
-    /// use cogni_gateway::base::secret::Secret;
-    ///
-    /// assert!(Secret::new("open sesame").is("open sesame"));
-    /// assert!(!Secret::new("").is(""));
-    /// ```
-    pub fn is(&self, given: &str) -> bool {
-        // Tags are compared, which ring does in constant time, and whose bytes nobody can choose.
-        let key = hmac::Key::new(hmac::HMAC_SHA256, b"compare");
-        let tag = hmac::sign(&key, self.0.as_bytes());
-        hmac::verify(&key, given.as_bytes(), tag.as_ref()).is_ok() && !self.is_empty()
     }
 }
 

@@ -18,6 +18,8 @@ use crate::api::{Api, Listener};
 use crate::app::{self, Seats};
 use crate::base::db::Database;
 use crate::base::drain::Drain;
+use crate::billing::litellm::{self, Client};
+use crate::billing::watch::Watch;
 use crate::billing::{self, Books};
 use crate::catalog::available::{Availability, Machine};
 use crate::config::{SETTINGS, Setting};
@@ -25,6 +27,7 @@ use crate::delivery::Relay;
 use crate::grant::{self, Grants};
 use crate::journal::{self, Journal};
 use crate::supervisor::{Parts, Supervisor};
+use crate::upstream::Kind;
 
 pub use given::Given;
 
@@ -54,14 +57,16 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let listener = Listener::bind(&serve.listen)?;
     let metrics = given.config.metrics.address.map(bind_metrics).transpose()?;
     let schemas = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
-    let database = Database::open(&serve.database(), &schemas)?;
     let seats = Seats::new(&given.config)?;
+    let writes = seats.metrics().state_writes();
+    let database = Database::open_watched(&serve.database(), &schemas, writes)?;
+    let books = Books::new(database.clone()).with_bound(serve.receipt_bound);
     let parts = Parts {
         config: given.config.clone(),
         catalog: given.catalog.clone(),
         seats: seats.clone(),
         journal: Journal::new(database.clone()),
-        books: Books::new(database.clone()).with_bound(serve.receipt_bound),
+        books: books.clone(),
         relay: relay(&given),
     };
     let settings = given.settings();
@@ -72,7 +77,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     };
     let supervisor = Box::pin(Supervisor::open(settings, parts)).await?;
     let api = Arc::new(Api {
-        books: Books::new(database.clone()).with_bound(serve.receipt_bound),
+        books: books.clone(),
         grants: Grants::new(database),
         anybody: serve.insecure_no_auth.then(|| Arc::new(Api::anybody())),
         supervisor: supervisor.clone(),
@@ -83,7 +88,8 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let shutdown = CancellationToken::new();
     let reload = || reload(&given, &supervisor, read());
     let signals = app::signals(shutdown.clone(), seats.access_log(), reload)?;
-    let service = Service { listener, metrics, seats, supervisor: supervisor.clone(), api };
+    let watch = watch(&given, books, &seats)?;
+    let service = Service { listener, metrics, seats, supervisor: supervisor.clone(), api, watch };
     tokio::select! {
         biased;
         served = service.run(shutdown, serve.drain_timeout) => served,
@@ -98,11 +104,12 @@ struct Service {
     seats: Seats,
     supervisor: Supervisor,
     api: Arc<Api>,
+    watch: Watch,
 }
 
 impl Service {
     async fn run(self, shutdown: CancellationToken, patience: Duration) -> anyhow::Result<()> {
-        let Self { listener, metrics, seats, supervisor, api } = self;
+        let Self { listener, metrics, seats, supervisor, api, watch } = self;
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
         tracing::info!(
@@ -126,13 +133,26 @@ impl Service {
             tasks.finish(LAST_WORDS).await;
         };
         let served = listener.serve(api.router(), tasks.clone());
-        let (served, (), (), ()) =
-            tokio::join!(served, scraped, supervisor.keep(stop.clone()), ended);
+        let kept = supervisor.keep(stop.clone());
+        let (served, (), (), (), ()) =
+            tokio::join!(served, scraped, kept, watch.run(stop.clone()), ended);
         served.context("cannot serve the listener")?;
         seats.finish().await?;
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// Where LiteLLM charges, it is asked for the receipts that its callback has not brought.
+fn watch(given: &Given, books: Books, seats: &Seats) -> anyhow::Result<Watch> {
+    let upstream = &given.config.upstream;
+    let litellm = (upstream.kind == Kind::Litellm).then(|| {
+        let (url, key) = (upstream.url.clone(), upstream.api_key.clone());
+        Client::new(litellm::Settings { url, key, ca_file: upstream.ca_file.clone() })
+    });
+    let litellm = litellm.transpose().context("the upstream's authorities cannot be loaded")?;
+    let metrics = Arc::clone(seats.metrics());
+    Ok(Watch { books, litellm, metrics, every: given.serve.reconcile_every })
 }
 
 /// A service that cannot have a relay has no repositories; whoever asks for one is told.

@@ -43,6 +43,9 @@ pub struct Serve {
     /// How long a call may go without a receipt before its run is flagged.
     #[serde(with = "humantime_serde")]
     pub receipt_bound: Duration,
+    /// How often LiteLLM is asked about calls without a receipt.
+    #[serde(with = "humantime_serde")]
+    pub reconcile_every: Duration,
 }
 
 /// Where a service listens.
@@ -113,6 +116,7 @@ impl Default for Serve {
             drain_timeout: Duration::from_secs(30),
             retention: Duration::from_hours(30 * 24),
             receipt_bound: Duration::from_mins(15),
+            reconcile_every: Duration::from_mins(5),
         }
     }
 }

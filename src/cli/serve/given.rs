@@ -105,7 +105,6 @@ impl Given {
             max_runs: self.serve.max_runs,
             grace: self.serve.grace,
             retention: self.serve.retention,
-            receipt_bound: self.serve.receipt_bound,
         }
     }
 }
