@@ -93,6 +93,9 @@ pub mod decisions {
     #[doc = include_str!("manual/decisions/0016-run-through-the-first-process.md")]
     pub mod d0016 {}
 
-    #[doc = include_str!("manual/decisions/0019-charge-a-call-where-both-accounts-of-it-meet.md")]
-    pub mod d0019 {}
+    #[doc = include_str!("manual/decisions/0017-charge-a-call-where-both-accounts-of-it-meet.md")]
+    pub mod d0017 {}
+
+    #[doc = include_str!("manual/decisions/0018-one-journal-one-process-definite-ends.md")]
+    pub mod d0018 {}
 }
