@@ -127,8 +127,7 @@ impl Supervisor {
             _lock: lock,
             settings,
         }));
-        supervisor
-            .recover()
+        Box::pin(supervisor.recover())
             .await
             .context("what an earlier process has left cannot be taken up")?;
         Ok(supervisor)

@@ -9,7 +9,6 @@
 //! - An agent stamps its words with the machine's clock when it prints them; the client looks at the same clock.
 #![expect(
     clippy::cast_precision_loss,
-    clippy::disallowed_methods,
     clippy::print_stdout,
     clippy::unwrap_used,
     reason = "a bench is not production code"
@@ -95,7 +94,7 @@ async fn idle(served: &Served, scale: &Scale) {
     join_all(runs.iter().map(|run| served.begun(run))).await;
     let (after, cpu) = (served.memory(), served.processor_time());
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let busy = (served.processor_time() - cpu).as_secs_f64() / 2.0;
+    let busy = served.processor_time().saturating_sub(cpu).as_secs_f64() / 2.0;
     println!(
         "{} runs that wait: {:.0} KiB of the service for each, {:.1} % of a processor for all",
         scale.idle,
@@ -136,9 +135,9 @@ async fn api(served: &Served, scale: &Scale) {
 
 fn percentiles(took: &mut [Duration]) -> String {
     took.sort();
-    let at = |share: f64| took.get(((took.len() as f64 - 1.0) * share).round() as usize);
-    let shown = |share| at(share).map_or(f64::NAN, |took| took.as_secs_f64() * 1e3);
-    format!("p50 {:.2} ms, p99 {:.2} ms", shown(0.5), shown(0.99))
+    let at = |percent: usize| took.get((took.len().saturating_sub(1) * percent).div_ceil(100));
+    let shown = |percent| at(percent).map_or(f64::NAN, |took| took.as_secs_f64() * 1e3);
+    format!("p50 {:.2} ms, p99 {:.2} ms", shown(50), shown(99))
 }
 
 fn conversation(agent: &str, text: &str) -> Value {

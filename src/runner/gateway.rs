@@ -88,7 +88,7 @@ impl Gateway {
         stop: CancellationToken,
     ) -> (anyhow::Result<()>, Calls) {
         let (served, calls) = match self {
-            Self::Here { app, run } => (app.serve(stop).await, calls_of(&run)),
+            Self::Here { app, run } => (Box::pin(app.serve(stop)).await, calls_of(&run)),
             Self::Seat(seat) => {
                 let run = Arc::clone(seat.run());
                 (seat.serve(stop).await, calls_of(&run))

@@ -193,7 +193,9 @@ impl Request {
         self.limits = self.limits.or(entry.limits);
         let model = entry.model(self.env.get(MODEL).or(self.llm.model.as_ref()).cloned());
         let Some(model) = model.map_err(anyhow::Error::msg)? else {
-            bail!("no model is named; an agent needs one, by `--model` or `{MODEL}`");
+            bail!(
+                "no model is named, and the agent has none of its own: name one with `--model` or `{MODEL}`"
+            );
         };
         let mut env = entry.env.clone();
         env.extend(mem::take(&mut self.env));

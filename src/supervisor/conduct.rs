@@ -89,7 +89,7 @@ impl Shared {
             order.target = Some(begun.map_err(Failed::Branch)?);
         }
         let driver = order.driver.name();
-        let prepared = self.prepare(order, wanted, &entry).await?;
+        let prepared = Box::pin(self.prepare(order, wanted, &entry)).await?;
         let result = self.follow(prepared, &entry, feed, cancel).await;
         self.count(driver, &result);
         Ok(result)

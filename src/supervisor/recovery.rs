@@ -23,7 +23,7 @@ impl Supervisor {
         self.sweep().await;
         for row in rows {
             let run = row.id.clone();
-            self.recover_one(row).await.with_context(|| format!("run `{run}`"))?;
+            Box::pin(self.recover_one(row)).await.with_context(|| format!("run `{run}`"))?;
         }
         Ok(())
     }

@@ -100,15 +100,17 @@ impl Wanted {
     /// The branch that it is for; none where there is no repository, or no key.
     pub(super) fn line(&self, run: &str) -> Result<Option<Line>, NoLine> {
         let Branch { repository, key, work_item, by_state_key, pull_request, .. } = &self.branch;
-        let Some(url) = repository else { return Ok(None) };
-        let repository = Repository::parse(url)?;
         let sources = Sources {
             explicit: key.as_deref(),
             work_item: work_item.as_deref(),
             state: self.state_key.as_deref(),
             may_use_state: *by_state_key,
         };
-        let Some(key) = BranchKey::choose(sources, run)? else { return Ok(None) };
+        let key = BranchKey::choose(sources, run)?;
+        let Some(repository) = repository.as_deref().map(Repository::parse).transpose()? else {
+            return Ok(None);
+        };
+        let Some(key) = key else { return Ok(None) };
         if *pull_request && repository.hosted().is_none() {
             return Err(NoLine::NoForge);
         }

@@ -143,7 +143,7 @@ async fn what_does_not_fit_an_agent_is_told() {
     told += &runs.wrong_use(&[&agent[..], &ask].concat()).await;
     assert_eq!(fs::read_dir(runs.path("outside")).unwrap().count(), 0);
     insta::assert_snapshot!(told, @r"
-    error: no model is named; an agent needs one, by `--model` or `COGNI_MODEL`
+    error: no model is named, and the agent has none of its own: name one with `--model` or `COGNI_MODEL`
     error: `claw` may not use the model `gpt-5`; take `m-1`, `m-2`
     error: there is nothing to answer; give `--message`, or a workspace with `.cogni/prompt.txt` in it
     error: the workspace is read-only, and `claw` keeps its state there; say `--workspace /here/task:rw`

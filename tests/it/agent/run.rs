@@ -245,7 +245,7 @@ async fn what_does_not_fit_together_is_told() {
     }
     insta::assert_snapshot!(told, @r"
     error: there is no agent `sandbox:nobody`; there is `sandbox:agent`, `sandbox:openclaw`
-    error: no model is named; an agent needs one, by `--model` or `COGNI_MODEL`
+    error: no model is named, and the agent has none of its own: name one with `--model` or `COGNI_MODEL`
     error: there is nothing to answer; give `--message`, or a workspace with `.cogni/messages.json` in it
     error: the workspace is read-only, and the message is to stand in `.cogni/messages.json`; say `--workspace /here:rw`, or write that file and leave `--message` out
     error: the program of `sandbox:agent` is in the file of cogni-init; say with `--init` where that is
