@@ -33,7 +33,7 @@ use front::{Front, Serving};
 
 /// One run's gateway or that of many, bound and ready to serve.
 pub struct App {
-    config: Config,
+    config: Box<Config>,
     runs: Runs,
     front: Front,
     metrics_listener: Option<TcpListener>,
@@ -50,6 +50,7 @@ impl App {
         let runs = Runs::new(&config, tasks.clone())?;
         let front = Front::bind(&config, &runs, &tasks)?;
         let metrics_listener = config.metrics.address.map(bind_metrics).transpose()?;
+        let config = Box::new(config);
         Ok(Self { config, runs, front, metrics_listener, tasks })
     }
 
