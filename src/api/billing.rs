@@ -62,7 +62,7 @@ pub(super) struct Complaint {
     post,
     path = "/api/internal/billing/ingest",
     tag = "billing",
-    request_body(content = Object, content_type = "application/json"),
+    request_body(content = Value, content_type = "application/json"),
     responses(
         (status = 200, description = "What became of each item", body = Ingested),
         (status = 400, description = "`invalid_json`", body = ErrorBody),

@@ -79,7 +79,7 @@ pub(super) enum OnDisconnect {
     params(("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters")),
     request_body = Chat,
     responses(
-        (status = 200, description = "The run's events, to its end", body = String, content_type = "text/event-stream",
+        (status = 200, description = "The run's events, to its end", body = events::Watched, content_type = "text/event-stream",
          headers(("x-run-id" = String, description = "The run"))),
         (status = 400, description = "`invalid_json`, `invalid_parameter`", body = ErrorBody),
         (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),

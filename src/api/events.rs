@@ -8,7 +8,7 @@ use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, KeepAliveStream, Sse};
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::error::{Error, ErrorBody};
@@ -26,6 +26,19 @@ pub(super) struct From {
     after: Option<u64>,
 }
 
+/// One event, as its lines say it. Nothing here is made of it: it is what the description shows.
+#[derive(ToSchema)]
+#[schema(as = Event)]
+#[expect(dead_code, reason = "events are written as lines")]
+pub(super) struct Watched {
+    /// For `Last-Event-ID`: a number.
+    id: String,
+    #[schema(example = "text_delta")]
+    event: String,
+    /// A JSON object.
+    data: String,
+}
+
 /// Watch a run: what it has told so far, and then as it comes
 #[utoipa::path(
     get,
@@ -37,7 +50,7 @@ pub(super) struct From {
         ("Last-Event-ID" = Option<u64>, Header, description = "As `after`, as browsers send it")
     ),
     responses(
-        (status = 200, description = "The events, to the run's end", body = String, content_type = "text/event-stream"),
+        (status = 200, description = "The events, to the run's end", body = Watched, content_type = "text/event-stream"),
         (status = 400, description = "`invalid_parameter`", body = ErrorBody),
         (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
         (status = 403, description = "`forbidden`", body = ErrorBody),
