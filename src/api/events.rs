@@ -66,7 +66,12 @@ pub(super) async fn of_run(
 ) -> Result<Sse<KeepAliveStream<impl Stream<Item = Told> + use<>>>, Error> {
     caller.may(Access::Read)?;
     let row = api.run_of(&caller, &id).await?;
-    let after = last_event(&headers)?.or(from.after).unwrap_or_default();
+    let given = [last_event(&headers)?, from.after];
+    if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
+        return Err(Error::parameter("no event has so high a number"));
+    }
+    let [last, after] = given;
+    let after = last.or(after).unwrap_or_default();
     Ok(stream(api.supervisor.journal().follow(&row.id, after)))
 }
 
