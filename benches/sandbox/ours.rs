@@ -94,6 +94,7 @@ impl Ours {
             run_dir,
             driver,
             proxy: None,
+            seats: None,
             grace,
         };
         let warm = is_warm.then(|| Warm::keep(&order));

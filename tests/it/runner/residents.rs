@@ -325,7 +325,7 @@ impl<'place> Kept<'place> {
     }
 
     fn claim(&self, order: Order) -> Pin<Box<dyn Future<Output = Prepared> + '_>> {
-        Box::pin(async { self.residents.claim(&key(), order).await.unwrap() })
+        Box::pin(async { Box::pin(self.residents.claim(&key(), order)).await.unwrap() })
     }
 
     /// After it nothing is left of them but workspaces.

@@ -10,7 +10,7 @@ use crate::support::service::told;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_the_answer_and_says_what_it_cost() {
     let place = Place::new("").await;
-    let service = place.start().await;
+    let service = place.start();
     let body = json!({
         "graphName": "sandbox:agent",
         "model": "fake",
@@ -48,9 +48,9 @@ async fn a_chat_ends_in_a_pull_request() {
     let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
     let mut place = Place::new(&format!("tool=exec,echo=yes,arguments={escaped}")).await;
     let forge = forge::Running::start().await;
-    place.set("GITHUB_API_URL", &forge.hub.url());
+    place.set("GITHUB_API_URL", forge.hub.url());
     place.set("GITHUB_TOKEN", forge::TOKEN);
-    let service = place.start().await;
+    let service = place.start();
     let body = json!({
         "graphName": "sandbox:agent",
         "model": "fake",
@@ -74,7 +74,7 @@ async fn a_chat_ends_in_a_pull_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_fails_says_why() {
     let place = Place::new("first_byte=60s").await;
-    let service = place.start().await;
+    let service = place.start();
     let run = service.run(&ask("wait")).await;
     let mut slow = ask("wait");
     slow["max_runtime"] = json!("1s");

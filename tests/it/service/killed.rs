@@ -17,7 +17,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
     let place = Place::new("").await;
     let mut runs = BTreeMap::new();
     for round in 0..50_u64 {
-        let mut service = place.start().await;
+        let mut service = place.start();
         for number in 0..3 {
             let key = format!("{round}-{number}");
             let run = accepted(&service, &key).await;
@@ -29,7 +29,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         service.process.signal("KILL");
         service.process.wait();
     }
-    let mut service = place.start().await;
+    let mut service = place.start();
     let rows = join_all(runs.values().map(|run| service.ended(run))).await;
     let distinct: BTreeSet<_> = runs.values().collect();
     assert_eq!(distinct.len(), runs.len());
@@ -64,7 +64,7 @@ async fn accepted(service: &Service, key: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_told_to_stop_lets_runs_end() {
     let place = Place::new("first_byte=2s").await;
-    let mut service = place.start().await;
+    let mut service = place.start();
     let run = service.run(&ask("take your time")).await;
     let watched = {
         let client = service.client().clone();

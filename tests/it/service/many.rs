@@ -11,7 +11,7 @@ use super::{Place, ask};
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_runs_at_once_never_cross() {
     let place = Place::new("").await;
-    let service = place.start().await;
+    let service = place.start();
     let asked = (0..200).map(|number| {
         let mut body = ask(&format!("I am number {number}"));
         body["account"] = json!(format!("acct-{number}"));

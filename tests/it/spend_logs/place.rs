@@ -10,7 +10,6 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use cogni_gateway::base::secret::Secret;
 use cogni_gateway::billing::Books;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;

@@ -115,7 +115,7 @@ impl Place {
     }
 
     /// Starts a process and returns when it is ready.
-    pub(crate) async fn start(&self) -> Service {
+    pub(crate) fn start(&self) -> Service {
         let mut process = Process::start(&mut self.command(), "the service does not start");
         tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
         let client = Client::new(&self.path().join("api.sock"));
