@@ -15,6 +15,7 @@ mod ending;
 mod lock;
 mod recovery;
 mod script;
+mod stock;
 pub mod wanted;
 
 use std::collections::HashMap;
@@ -46,6 +47,7 @@ pub use admission::{Refused, Started};
 pub use wanted::Wanted;
 
 use lock::Lock;
+use stock::Stock;
 
 /// What a service does its work with. Clones are the same.
 #[derive(Clone)]
@@ -91,6 +93,7 @@ struct Shared {
     books: Books,
     relay: Option<Arc<Relay>>,
     residents: Residents,
+    stock: Stock,
     places: Arc<Semaphore>,
     live: Mutex<HashMap<String, CancellationToken>>,
     is_draining: AtomicBool,
@@ -112,6 +115,7 @@ impl Supervisor {
         let lock = Lock::take(&settings.state_dir)?;
         let Parts { config, catalog, seats, journal, books, relay } = parts;
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
+        let stock = Stock::new(&settings, &config, &catalog);
         let supervisor = Self(Arc::new(Shared {
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
@@ -120,6 +124,7 @@ impl Supervisor {
             books,
             relay,
             residents: Residents::new(settings.state_dir.join("workspaces"), terms(&settings)),
+            stock,
             places: Arc::new(Semaphore::new(settings.max_runs)),
             live: Mutex::default(),
             is_draining: AtomicBool::new(false),
@@ -205,7 +210,8 @@ impl Supervisor {
             }
         };
         let residents = self.0.residents.keep(stop.clone());
-        tokio::join!(sweep.forever(SWEEP_EVERY, stop.clone()), residents, housekeeping);
+        let stock = self.0.stock.keep(&stop);
+        tokio::join!(sweep.forever(SWEEP_EVERY, stop.clone()), residents, stock, housekeeping);
     }
 
     /// Accepts nothing more, lets runs end until `deadline`, then cancels them, and waits for their ends.

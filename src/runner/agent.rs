@@ -1,6 +1,6 @@
 //! An agent of the catalog: what it is to answer, and what it is given for it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,12 +99,14 @@ impl Agent {
         if let Workspace::Directory { path, access: Access::ReadWrite } = &spec.workspace {
             self.write(path, is_repository)?;
         }
-        let program = |target: &PathBuf| {
-            let source = spec.init.clone()?;
-            Some(Mount { source, target: target.clone(), access: Access::ReadOnly })
-        };
-        spec.mounts.extend(self.entry.program.as_ref().and_then(program));
+        spec.mounts.extend(self.program(spec));
         Ok(())
+    }
+
+    /// Its program, where that is ours: it is in the file of the sandbox's first process.
+    pub(super) fn program(&self, spec: &RunSpec) -> Option<Mount> {
+        let (source, target) = (spec.init.clone()?, self.entry.program.clone()?);
+        Some(Mount { source, target, access: Access::ReadOnly })
     }
 
     /// Writes what the agent finds in its workspace, and sees to it that none of that is taken for its work.

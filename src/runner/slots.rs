@@ -20,9 +20,7 @@ use uuid::Uuid;
 use super::directory::Directory;
 use super::gateway::Gateway;
 use super::{Inside, Order, Prepared, place};
-use crate::app::Seats;
-use crate::config::Config;
-use crate::sandbox::spec::{Access, Limits, Root, Stamp, Workspace};
+use crate::sandbox::spec::{Access, Limits, Mount, Root, Stamp, Workspace};
 use crate::sandbox::{self, Driver, Owner, RunSpec, Slot};
 
 /// Slots of one kind, kept ready by [`Pool::keep`].
@@ -67,6 +65,8 @@ struct Kind {
     root: Root,
     init: PathBuf,
     workspace: Workspace,
+    /// The program of an agent, where that is ours.
+    program: Option<Mount>,
     limits: Limits,
 }
 
@@ -114,7 +114,7 @@ impl Pool {
         self.kind.suits(&Kind::of(&order)?)?;
         let ready = self.take().ok_or(Unclaimed::NoneReady)?;
         self.changed.notify_one();
-        match self.bind(&order.config, order.spec, &ready, order.seats.as_ref()) {
+        match self.bind(&order, &ready) {
             Ok(Bound { gateway, policy, spec, stamp, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 let directory = ready.directory.path().to_owned();
@@ -126,7 +126,7 @@ impl Pool {
                     order: sandbox::Order { spec, stamp, directory, grace: order.grace },
                     sandbox: Inside::Own(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
-                    is_agent: false,
+                    is_agent: order.agent.is_some(),
                     target: None,
                     policy,
                 })
@@ -139,22 +139,20 @@ impl Pool {
     }
 
     /// Opens the run's log, and binds its socket where the slot finds it.
-    fn bind(
-        &self,
-        config: &Config,
-        mut spec: RunSpec,
-        ready: &Ready,
-        seats: Option<&Seats>,
-    ) -> anyhow::Result<Bound> {
-        let mut config = config.clone();
+    fn bind(&self, order: &Order, ready: &Ready) -> anyhow::Result<Bound> {
+        let (mut config, mut spec) = (order.config.clone(), order.spec.clone());
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let name = Directory::create(&self.run_dir, &config.identity.run, &owner)?;
         place(&mut config, &mut spec, &ready.directory);
         spec.workspace = ready.workspace.clone();
+        if let Some(agent) = &order.agent {
+            agent.prepare(&mut spec, &ready.directory, false)?;
+        }
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: name.parent(), deadline };
         let policy = config.digest();
-        Ok(Bound { gateway: Gateway::open(config, seats)?, policy, spec, stamp, name })
+        let gateway = Gateway::open(config, order.seats.as_ref())?;
+        Ok(Bound { gateway, policy, spec, stamp, name })
     }
 
     /// Keeps the stock until `stop`, which is the way to end it, and then takes away what is left of it.
@@ -217,7 +215,7 @@ impl Pool {
     }
 
     async fn make(&self, stop: &CancellationToken) -> anyhow::Result<Ready> {
-        let Kind { driver, root, init, workspace, limits } = &self.kind;
+        let Kind { driver, root, init, workspace, program, limits } = &self.kind;
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let id = format!("slot-{}", Uuid::now_v7());
         let directory = Directory::create(&self.run_dir, &id, &owner)?;
@@ -237,7 +235,7 @@ impl Pool {
                 env: [].into(),
                 limits: *limits,
                 workspace: workspace.clone(),
-                mounts: vec![],
+                mounts: program.iter().cloned().collect(),
                 volumes: vec![],
                 socket_dir: directory.socket_dir(),
                 init: Some(init.clone()),
@@ -254,9 +252,6 @@ impl Pool {
 
 impl Kind {
     fn of(Order { driver, spec, agent, target, proxy, .. }: &Order) -> Result<Self, Unclaimed> {
-        if agent.is_some() {
-            return Err(Unclaimed::Late("an agent of the catalog"));
-        }
         if target.is_some() {
             return Err(Unclaimed::Late("a branch to work on"));
         }
@@ -276,7 +271,9 @@ impl Kind {
             driver: driver.clone(),
             root: spec.root.clone(),
             init: spec.init.clone().ok_or(Unclaimed::NoInit)?,
-            workspace: spec.workspace.clone(),
+            // An agent is never without one.
+            workspace: if agent.is_some() { Workspace::Fresh } else { spec.workspace.clone() },
+            program: agent.as_ref().and_then(|agent| agent.program(spec)),
             limits: spec.limits,
         })
     }
@@ -290,6 +287,7 @@ impl Kind {
             ("root", self.root != of_run.root),
             ("first process", self.init != of_run.init),
             ("kind of workspace", self.workspace != of_run.workspace),
+            ("program", self.program != of_run.program),
             ("limit of memory, processes or processors", limits != of_run.limits),
         ];
         match differ.into_iter().find(|(_, differs)| *differs) {

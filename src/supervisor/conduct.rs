@@ -119,7 +119,16 @@ impl Shared {
                 }
             });
         }
-        let prepared = tokio::task::spawn_blocking(move || Prepared::new(order)).await;
+        let slots = self.stock.of(&entry.name);
+        let prepare = move || match slots.map(|slots| slots.claim(order.clone())) {
+            Some(Ok(prepared)) => Ok(prepared),
+            Some(Err(unclaimed)) => {
+                tracing::debug!(run = order.spec.run, %unclaimed, "the run has no slot");
+                Prepared::new(order)
+            }
+            None => Prepared::new(order),
+        };
+        let prepared = tokio::task::spawn_blocking(prepare).await;
         Ok(prepared.map_err(anyhow::Error::from)??)
     }
 

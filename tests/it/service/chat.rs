@@ -1,5 +1,8 @@
 //! A2, A4: one conversation, from the question to the pull request.
 
+use std::fs;
+
+use cogni_gateway::catalog;
 use serde_json::json;
 
 use super::{Place, ask};
@@ -83,5 +86,29 @@ async fn a_run_that_fails_says_why() {
     assert!(cancelled.status.is_success(), "{}", cancelled.text());
     assert_eq!(service.ended(&run).await["error_code"], "cancelled");
     assert_eq!(service.ended(&late).await["error_code"], "timeout");
+    place.assert_nothing_is_left();
+}
+
+/// R7: where an agent's entry asks for it, a run begins in a sandbox that waits for one, and nothing else is different.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_may_find_its_sandbox_waiting() {
+    let mut place = Place::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    fs::write(agents.join("sandbox-agent.toml"), format!("slots = 2\n{entry}")).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    place.set("LOG", "debug");
+    let mut service = place.start();
+    tokio::task::block_in_place(|| service.process.until(|said| said.contains("a slot is ready")));
+    let run = service.run(&ask("hello")).await;
+    let row = service.ended(&run).await;
+    assert_eq!(row["result"]["ok"], true, "{row}");
+    let claimed = |said: &str| {
+        said.lines().any(|line| line.contains("claimed a slot") && line.contains(&run))
+    };
+    assert!(claimed(&service.process.said()), "{}", service.process.said());
+    assert_eq!(place.provider.seen.requests().len(), 1);
+    service.process.terminate();
     place.assert_nothing_is_left();
 }
