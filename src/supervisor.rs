@@ -13,6 +13,7 @@ mod bill;
 mod conduct;
 mod ending;
 mod lock;
+mod models;
 mod recovery;
 mod script;
 mod stock;
@@ -47,6 +48,7 @@ pub use admission::{Refused, Started};
 pub use wanted::Wanted;
 
 use lock::Lock;
+use models::Models;
 use stock::Stock;
 
 /// What a service does its work with. Clones are the same.
@@ -94,6 +96,7 @@ struct Shared {
     relay: Option<Arc<Relay>>,
     residents: Residents,
     stock: Stock,
+    models: Models,
     places: Arc<Semaphore>,
     live: Mutex<HashMap<String, CancellationToken>>,
     is_draining: AtomicBool,
@@ -125,6 +128,7 @@ impl Supervisor {
             relay,
             residents: Residents::new(settings.state_dir.join("workspaces"), terms(&settings)),
             stock,
+            models: Models::default(),
             places: Arc::new(Semaphore::new(settings.max_runs)),
             live: Mutex::default(),
             is_draining: AtomicBool::new(false),

@@ -9,6 +9,7 @@
 mod chunked;
 pub mod headers;
 mod http1;
+pub mod models;
 mod pool;
 mod target;
 mod tls;

@@ -78,6 +78,9 @@ impl Shared {
         let (config, catalog) = (self.config.load_full(), self.catalog.load_full());
         let entry = Arc::clone(catalog.find(&wanted.agent).context("it is gone")?);
         let mut order = wanted.order(run, (&self.settings, &config, &catalog))?;
+        if let Some(agent) = order.agent.as_mut().filter(|agent| agent.models.is_empty()) {
+            agent.models = self.models.of(&entry, &config).await;
+        }
         self.journal.begin(run, wanted.begun().to_json()).await.map_err(anyhow::Error::from)?;
         feed.tell(
             Kind::RunStarted,

@@ -3,7 +3,7 @@
 use std::fs;
 
 use cogni_gateway::catalog;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Place, ask};
 use crate::support::forge;
@@ -111,4 +111,29 @@ async fn a_run_may_find_its_sandbox_waiting() {
     assert_eq!(place.provider.seen.requests().len(), 1);
     service.process.terminate();
     place.assert_nothing_is_left();
+}
+
+/// A1: an agent that wants to know which models there are is told those of the upstream.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_is_told_the_upstreams_models() {
+    let place = Place::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let script = "cat .openclaw/openclaw.json >&2; echo '{\"payloads\":[],\"meta\":{}}'";
+    let entry = format!(
+        "name = 'claw'\ndescription = 'as OpenClaw'\nversion = 1\nsetup = 'openclaw'\nargv = ['sh', '-c', '''{script} ''']\n"
+    );
+    fs::write(agents.join("claw.toml"), entry).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let service = place.start();
+    let mut body = ask("hello");
+    body["agent"] = json!("claw");
+    let run = service.run(&body).await;
+    service.ended(&run).await;
+    let output = service.get(&format!("/api/v1/runs/{run}/output")).await.json();
+    let config: Value = serde_json::from_str(output["stderr"].as_str().unwrap())
+        .unwrap_or_else(|error| panic!("{error}: {output}"));
+    let models = config["models"]["providers"]["cogni"]["models"].as_array().unwrap();
+    let ids: Vec<_> = models.iter().map(|model| model["id"].as_str().unwrap()).collect();
+    insta::assert_compact_json_snapshot!(ids);
 }
