@@ -59,28 +59,3 @@ async fn accepted(service: &Service, key: &str) -> String {
     assert!(answer.status.is_success(), "{} {}", answer.status, answer.text());
     answer.json()["id"].as_str().unwrap().to_owned()
 }
-
-/// SIGTERM: what runs may end, and what comes is refused.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_is_told_to_stop_lets_runs_end() {
-    let place = Place::new("first_byte=2s").await;
-    let mut service = place.start();
-    let run = service.run(&ask("take your time")).await;
-    let watched = {
-        let client = service.client().clone();
-        let (path, bearer) = (format!("/api/v1/runs/{run}/events"), service.bearer());
-        tokio::spawn(async move {
-            let request = http::Request::get(path).header("authorization", bearer);
-            client.send(request.body(http_body_util::Full::default()).unwrap()).await
-        })
-    };
-    while service.get(&format!("/api/v1/runs/{run}")).await.json()["state"] == "queued" {
-        tokio::task::yield_now().await;
-    }
-    service.process.signal("TERM");
-    let end = watched.await.unwrap();
-    let told = crate::support::service::told(end.text());
-    assert_eq!(told.last().map(|told| told.data["ok"].clone()), Some(json!(true)), "{told:?}");
-    assert!(tokio::task::block_in_place(|| service.process.wait()).success());
-    place.assert_nothing_is_left();
-}
