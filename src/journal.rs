@@ -216,6 +216,20 @@ impl Journal {
         self.database.write(move |change| change.execute(forget, [before])).await
     }
 
+    /// What of a kind is in the file: all that outlives this process.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn saved(&self, run: &str, kind: Kind) -> Result<Vec<Event>, db::Error> {
+        let run = run.to_owned();
+        let query =
+            "SELECT seq, at, kind, data FROM event WHERE run = ?1 AND kind = ?2 ORDER BY seq";
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare_cached(query)?.query_map([&*run, kind.as_str()], event::read)?.collect()
+        };
+        self.database.read(read).await
+    }
+
     /// A run's events after one of them, to its end and as they come. A run that is not known has none.
     pub fn follow(
         &self,

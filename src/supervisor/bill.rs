@@ -1,5 +1,6 @@
 //! What a run's calls come to, told and booked as they are settled.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::future::pending;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::billing::{Books, Fact, facts};
 use crate::budget::{Ledger, Usage};
-use crate::journal::{Feed, Kind};
+use crate::journal::{Event, Feed, Kind};
 
 /// The calls of one run, read from its audit log: what is not in there is not billed.
 pub(super) struct Bill<'a> {
@@ -18,11 +19,22 @@ pub(super) struct Bill<'a> {
     feed: &'a Feed,
     log: PathBuf,
     reader: Option<facts::Reader>,
+    /// The calls of which watchers have been told by an earlier process.
+    told: HashSet<String>,
 }
 
 impl<'a> Bill<'a> {
     pub(super) fn new(books: &'a Books, feed: &'a Feed, log: &Path) -> Self {
-        Self { books, feed, log: log.to_owned(), reader: None }
+        Self { books, feed, log: log.to_owned(), reader: None, told: HashSet::new() }
+    }
+
+    /// Where an earlier process has begun to tell, to those who count on being told once.
+    pub(super) fn after(self, told: &[Event]) -> Self {
+        let call = |event: &Event| {
+            let told: Value = serde_json::from_str(&event.data).ok()?;
+            Some(told.get("call_id")?.as_str()?.to_owned())
+        };
+        Self { told: told.iter().filter_map(call).collect(), ..self }
     }
 
     /// For as long as it is polled.
@@ -53,7 +65,7 @@ impl<'a> Bill<'a> {
             return Ok(());
         }
         self.books.record(&facts).await?;
-        for fact in &facts {
+        for fact in facts.iter().filter(|fact| !self.told.contains(&fact.call_id)) {
             self.feed.tell(Kind::UsageReport, &report(fact));
         }
         Ok(())

@@ -9,7 +9,7 @@ use anyhow::Context;
 use super::bill::Bill;
 use super::{Supervisor, Wanted, ending};
 use crate::audit::verify;
-use crate::journal::{Row, State};
+use crate::journal::{Kind, Row, State};
 use crate::runner::sweep::Sweep;
 
 impl Supervisor {
@@ -39,7 +39,8 @@ impl Supervisor {
         if let Err(error) = self.close_log(&wanted, &row.id).await {
             tracing::error!(run = row.id, "the audit log cannot be closed: {error:#}");
         }
-        Bill::new(&self.0.books, &feed, &self.audit_log(&row.id)).take().await;
+        let told = self.0.journal.saved(&row.id, Kind::UsageReport).await?;
+        Bill::new(&self.0.books, &feed, &self.audit_log(&row.id)).after(&told).take().await;
         let ended = ending::failed(
             "interrupted",
             "the service was ended while the run was under way",
