@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Place, ask};
 use crate::support::forge;
-use crate::support::service::told;
+use crate::support::service::{told, wants};
 
 /// The agent's words come one by one, then what they cost, then its answer, and then the end.
 #[tokio::test(flavor = "multi_thread")]
@@ -47,9 +47,7 @@ async fn a_chat_streams_the_answer_and_says_what_it_cost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_ends_in_a_pull_request() {
     let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
-    let arguments = json!({"argv": ["sh", "-c", commit]}).to_string();
-    let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
-    let mut place = Place::new(&format!("tool=exec,echo=yes,arguments={escaped}")).await;
+    let mut place = Place::new(&wants(commit)).await;
     let forge = forge::Running::start().await;
     place.set("GITHUB_API_URL", forge.hub.url());
     place.set("GITHUB_TOKEN", forge::TOKEN);

@@ -1,5 +1,7 @@
 //! R5, L7, B4: the service is killed again and again while it works. Every run that was accepted ends, once.
 
+mod delivering;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use cogni_gateway::base::db::Database;
+use cogni_gateway::billing::{self, Books};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -74,6 +76,12 @@ impl Place {
 
     pub(crate) fn audit_log(&self, run: &str) -> PathBuf {
         self.state_dir().join("audit").join(format!("{run}.jsonl"))
+    }
+
+    /// What stands in the service's own file, also while it serves.
+    pub(crate) fn books(&self) -> Books {
+        let database = Database::open(&self.state_dir().join("state.db"), &[billing::SCHEMA]);
+        Books::new(database.unwrap())
     }
 
     /// The configuration, with lines of its own for `[serve]`, and tables after them.
@@ -200,6 +208,13 @@ pub(crate) fn told(text: &str) -> Vec<Told> {
 /// A conversation of one message with our own agent.
 pub(crate) fn ask(text: &str) -> Value {
     json!({"agent": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
+}
+
+/// A provider's script: the model wants our own agent to run a shell's command, and says then what came of it.
+pub(crate) fn wants(command: &str) -> String {
+    let arguments = json!({"argv": ["sh", "-c", command]}).to_string();
+    let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
+    format!("tool=exec,echo=yes,arguments={escaped}")
 }
 
 /// Those that were started for a run below this directory.
