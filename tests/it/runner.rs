@@ -14,6 +14,7 @@ mod repository;
 mod residents;
 mod restart;
 mod sandboxed;
+mod service;
 mod slots;
 
 use std::os::unix::net::UnixListener;

@@ -1,0 +1,146 @@
+//! A2, R3, R7, L2: the service with sandboxes of a real Docker Engine: from a chat to a pull request, and chats that have
+//! a sandbox in common.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::sandboxed::containers;
+use crate::support::engine::{self, must};
+use crate::support::forge;
+use crate::support::repository::git;
+use crate::support::service::{Place, Service, Told, told, wants};
+
+/// A2, R3, L2, B1: the container has no network; its calls come through, its work goes out, and what it cost is known.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_in_a_container_ends_in_a_pull_request() {
+    let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
+    let mut place = place(commit, "").await;
+    let forge = forge::Running::start().await;
+    place.set("GITHUB_API_URL", &forge.hub.url());
+    place.set("GITHUB_TOKEN", forge::TOKEN);
+    let mut service = place.start().await;
+    let line = json!({"repo": forge.clone_url(), "branchKey": "nets", "pullRequest": true});
+    let chat = Chat::new(&service, line).await;
+    assert_eq!(chat.end()["ok"], true, "{}", chat.end());
+    assert_eq!(chat.end()["relay"]["branch"], "sandbox/nets", "{}", chat.end());
+    assert_eq!(forge.hub.pulls(forge::NAME)[0].head, "sandbox/nets");
+    assert_eq!(git(&forge.bare(), &["show", "sandbox/nets:nets"]), "lo");
+
+    let facts = place.books().facts(&chat.run).await.unwrap();
+    let reported: Vec<_> = chat.all("usage_report").map(|data| &data["call_id"]).collect();
+    assert_eq!(reported, facts.iter().map(|fact| &*fact.call_id).collect::<Vec<_>>());
+    let audit = service.get(&format!("/api/v1/runs/{}/audit", chat.run)).await.json();
+    assert_eq!(
+        json!([audit["verified"], audit["finished"], audit["admitted"], audit["open"]]),
+        json!([true, true, 2, 0])
+    );
+    assert_eq!(containers(&chat.run), "");
+    service.process.terminate();
+    assert_nothing_is_left(&place);
+}
+
+/// R7: two chats of one conversation are executed in the same container, each as itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn chats_of_one_conversation_have_a_container_in_common() {
+    let look = "cat said 2>/dev/null; echo $RUN_ID >> said; stat -c %i /proc/1/ns/pid >&2";
+    let place = place(look, "mode = 'long_running'\n").await;
+    let mut service = place.start().await;
+    let mut chats = vec![];
+    let mut found = vec![];
+    for account in ["acct-1", "acct-2"] {
+        let talk = json!({"stateKey": "talk", "branchKey": "talk", "account": account});
+        chats.push(Chat::new(&service, talk).await);
+        found.push(residents(&place));
+    }
+    let other = json!({"stateKey": "other", "branchKey": "other"});
+    let other = Chat::new(&service, other).await;
+
+    let [first, second] = &chats[..] else { unreachable!() };
+    assert_eq!((found[0].lines().count(), &found[0]), (1, &found[1]), "it is another container");
+    assert_eq!(residents(&place).lines().count(), 2);
+    let (before, after) = (first.printed(), second.printed());
+    assert_eq!(before["stdout"], "");
+    assert_eq!(after["stdout"], format!("{}\n", first.run));
+    assert_eq!(before["stderr"], after["stderr"], "they see other processes");
+    assert_eq!(other.printed()["stdout"], "", "it has what is of another conversation");
+
+    for (chat, account) in chats.iter().zip(["acct-1", "acct-2"]) {
+        let row = service.get(&format!("/api/v1/runs/{}", chat.run)).await.json();
+        assert_eq!((&row["account"], &row["error_code"]), (&json!(account), &json!(null)));
+        let raw = service.get(&format!("/api/v1/runs/{}/audit?raw=1", chat.run)).await;
+        let records = raw.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        assert!(records.into_iter().all(|record| record["run"] == *chat.run), "{}", raw.text());
+        let facts = place.books().facts(&chat.run).await.unwrap();
+        assert_eq!(facts.len(), 2);
+        assert!(facts.iter().all(|fact| fact.account == account), "{facts:?}");
+        // It is labelled as nobody's run.
+        assert_eq!(containers(&chat.run), "");
+    }
+    service.process.terminate();
+    assert_nothing_is_left(&place);
+}
+
+/// One chat, from its question to its end.
+struct Chat {
+    run: String,
+    told: Vec<Told>,
+}
+
+impl Chat {
+    async fn new(service: &Service, more: Value) -> Self {
+        let mut body = json!({
+            "graphName": "worker",
+            "model": "fake",
+            "messages": [{"role": "user", "content": "go"}],
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = service.post("/api/v1/ai/chat", &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        Self { run: answer.header("x-run-id").unwrap().to_owned(), told: told(answer.text()) }
+    }
+
+    fn all<'chat>(&'chat self, kind: &'chat str) -> impl Iterator<Item = &'chat Value> {
+        self.told.iter().filter(move |told| told.kind == kind).map(|told| &told.data)
+    }
+
+    fn end(&self) -> &Value {
+        &self.told.last().unwrap().data
+    }
+
+    /// What the command has, which the model says at the end.
+    fn printed(&self) -> Value {
+        let answer = self.all("assistant_final").next();
+        let answer = answer.unwrap_or_else(|| panic!("{:?}", self.told));
+        serde_json::from_str(answer["text"].as_str().unwrap()).unwrap()
+    }
+}
+
+/// A service whose one agent is our own, in an image that knows nothing of it, and runs `command`.
+async fn place(command: &str, more: &str) -> Place {
+    engine::need(&[engine::HOST]);
+    let mut place = Place::new(&wants(command)).await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = format!(
+        "name = 'worker'\ndescription = 'd'\nversion = 1\nimage = '{}'\nargv = ['/cogni-agent']\n\
+         program = '/cogni-agent'\nstream = 'events'\n{more}",
+        engine::HOST
+    );
+    fs::write(agents.join("worker.toml"), entry).unwrap();
+    place.set("COGNI_AGENTS_DIR", agents.to_str().unwrap());
+    place.set("COGNI_DRIVER", "docker");
+    place.set("COGNI_INIT", engine::init());
+    place
+}
+
+/// The ids of the containers that this service has.
+fn residents(place: &Place) -> String {
+    let filter = format!("label=cogni.dir={}", place.run_dir().display());
+    must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])
+}
+
+fn assert_nothing_is_left(place: &Place) {
+    assert_eq!(residents(place), "");
+    place.assert_nothing_is_left();
+}
