@@ -59,7 +59,9 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let schemas = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
     let seats = Seats::new(&given.config)?;
     let writes = seats.metrics().state_writes();
-    let database = Database::open_watched(&serve.database(), &schemas, writes)?;
+    let file = serve.database();
+    let database = Database::open_watched(&file, &schemas, writes)
+        .with_context(|| format!("cannot serve from `{}`", file.display()))?;
     let books = Books::new(database.clone()).with_bound(serve.receipt_bound);
     let parts = Parts {
         config: given.config.clone(),

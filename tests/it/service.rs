@@ -4,5 +4,6 @@
 mod chat;
 mod killed;
 mod many;
+mod upgrade;
 
 use crate::support::service::{Place, ask};
