@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::engine::{self, must};
-use crate::support::provider;
+use crate::support::{provider, service};
 
 /// A1, R3, R4, G9, G11: `OpenClaw` is told by its model to run a command, does so where it may, and says what the model says
 /// then. The socket is all it has, both calls are on record, and it knows what was said before.
@@ -80,6 +80,45 @@ async fn openclaw_says_that_its_model_refuses() {
         "{result:#}"
     );
     insta::assert_snapshot!(result["error"].as_str().unwrap(), @"cli_error: LLM request failed: provider rejected the request schema or tool payload.");
+}
+
+/// A2, B1: the same asked for over HTTP, of the agent that the service brings along.
+#[tokio::test(flavor = "multi_thread")]
+async fn openclaw_answers_a_chat_of_the_service() {
+    engine::need(&[IMAGE]);
+    let script = format!("tool=exec,arguments={}", call("echo $((6 * 7)) networks"));
+    let mut place = service::Place::new(&script).await;
+    place.set("COGNI_DRIVER", "docker");
+    place.set("COGNI_INIT", engine::init());
+    let mut service = place.start().await;
+    let body = json!({
+        "graphName": "sandbox:openclaw",
+        "model": "gpt-5",
+        "messages": [{"role": "user", "content": "look around"}],
+    });
+    let answer = service.post("/api/v1/ai/chat", &body).await;
+    let told = service::told(answer.text());
+    let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
+    assert_eq!(
+        kinds,
+        ["run_started", "usage_report", "usage_report", "assistant_final", "done", "final"],
+        "{} {}",
+        answer.status,
+        answer.text()
+    );
+    assert_eq!(told[5].data["ok"], json!(true), "{}", told[5].data);
+    assert_eq!(told[3].data["text"], "hello from the fake provider");
+    let asked = place.provider.seen.last().unwrap().body.unwrap()["messages"].to_string();
+    assert!(asked.contains("42 networks"), "its tool's output has not come back: {asked}");
+    let run = answer.header("x-run-id").unwrap();
+    let facts = place.books().facts(run).await.unwrap();
+    let booked: Vec<_> = facts.iter().map(|fact| (&*fact.account, &*fact.call_id)).collect();
+    let reported = told[1..3].iter().map(|told| told.data["call_id"].as_str().unwrap());
+    assert_eq!(booked, reported.map(|call| ("acct-1", call)).collect::<Vec<_>>());
+    let left = ["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")];
+    assert_eq!(must(&left), "");
+    service.process.terminate();
+    place.assert_nothing_is_left();
 }
 
 /// A workspace, and where its run is made.
