@@ -178,7 +178,7 @@ impl Sandbox {
         match (&mut self.made, &self.claim) {
             // An engine refuses the name of a container that is there.
             (Made::Docker(_), _) => Ok(()),
-            (Made::Embedded(made), Some(claim)) => made.take_name(claim.run()),
+            (Made::Embedded(made), Some(claim)) => made.take_name(claim.run()).await,
             (Made::Embedded(made), None) => made.prepare(&self.order).await,
         }
     }

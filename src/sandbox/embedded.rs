@@ -28,7 +28,7 @@ use tokio::io::{
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::driver::Started;
 use super::output::{Output, Stream, follow};
@@ -68,15 +68,24 @@ impl Sandbox {
         Self { settings: settings.clone(), names: vec![], cgroup: None, helper: None }
     }
 
-    /// Makes it the only one of this run, until nothing is left of it.
-    pub(super) fn take_name(&mut self, run: &str) -> Result<(), Error> {
-        self.names.push(claim(run)?);
+    /// Makes it the only one of this run, until nothing is left of it. A program that is just being started elsewhere in
+    /// this process holds a copy of whatever we have open until it is executed, so a name that was given back may be
+    /// taken for some moments more.
+    pub(super) async fn take_name(&mut self, run: &str) -> Result<(), Error> {
+        let begun = Instant::now();
+        let name = loop {
+            match claim(run) {
+                Err(Error::Taken(_)) if begun.elapsed() < GIVEN_BACK => sleep(AGAIN).await,
+                claimed => break claimed?,
+            }
+        };
+        self.names.push(name);
         Ok(())
     }
 
     /// Gives a helper its order.
     pub(super) async fn prepare(&mut self, order: &Order) -> Result<(), Error> {
-        self.take_name(&order.spec.run)?;
+        self.take_name(&order.spec.run).await?;
         let name = format!("{}-{}", name_of(&order.spec.run), order.stamp.owner.to_file_name());
         let task = task(order, &name)?;
         self.cgroup.clone_from(&task.cgroup);
@@ -304,5 +313,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// For a helper that has nothing to do any more but to tidy up.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// From a program's start to its execution, on a machine that is busy.
+const GIVEN_BACK: Duration = Duration::from_secs(2);
+
+const AGAIN: Duration = Duration::from_millis(5);
 
 const CHUNK: usize = 16 << 10;
