@@ -90,7 +90,7 @@ async fn openclaw_answers_a_chat_of_the_service() {
     let mut place = service::Place::new(&script).await;
     place.set("COGNI_DRIVER", "docker");
     place.set("COGNI_INIT", engine::init());
-    let mut service = place.start().await;
+    let mut service = place.start();
     let body = json!({
         "graphName": "sandbox:openclaw",
         "model": "gpt-5",

@@ -17,9 +17,9 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
     let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
     let mut place = place(commit, "").await;
     let forge = forge::Running::start().await;
-    place.set("GITHUB_API_URL", &forge.hub.url());
+    place.set("GITHUB_API_URL", forge.hub.url());
     place.set("GITHUB_TOKEN", forge::TOKEN);
-    let mut service = place.start().await;
+    let mut service = place.start();
     let line = json!({"repo": forge.clone_url(), "branchKey": "nets", "pullRequest": true});
     let chat = Chat::new(&service, line).await;
     assert_eq!(chat.end()["ok"], true, "{}", chat.end());
@@ -45,7 +45,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
 async fn chats_of_one_conversation_have_a_container_in_common() {
     let look = "cat said 2>/dev/null; echo $RUN_ID >> said; stat -c %i /proc/1/ns/pid >&2";
     let place = place(look, "mode = 'long_running'\n").await;
-    let mut service = place.start().await;
+    let mut service = place.start();
     let mut chats = vec![];
     let mut found = vec![];
     for account in ["acct-1", "acct-2"] {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use cogni_gateway::audit::verify;
 use futures_util::future::join_all;
-use serde_json::json;
 
 use super::{Place, ask};
 use crate::support::process::pause_for;

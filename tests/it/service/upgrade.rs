@@ -25,7 +25,7 @@ async fn a_file_of_the_first_version_is_served() {
     drop(old);
 
     place.token = place.mint(&["--allow-sandbox", "--agent", "*", "--account", "acct-1"]);
-    let mut service = place.start().await;
+    let mut service = place.start();
     let journal = open_journal(&place);
     let row = journal.run("run-old").await.unwrap().unwrap();
     assert_eq!((row.account.as_str(), row.error_code.as_deref()), ("acct-7", Some("timeout")));
@@ -41,7 +41,7 @@ async fn a_file_of_the_first_version_is_served() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let place = Place::new("").await;
-    let mut service = place.start().await;
+    let mut service = place.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
     service.process.terminate();

@@ -163,10 +163,6 @@ impl Service {
         self.client.post_with(path, body, &all).await
     }
 
-    pub(crate) fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// A run of an agent, by its id.
     pub(crate) async fn run(&self, body: &Value) -> String {
         let answer = self.post("/api/v1/runs", body).await;

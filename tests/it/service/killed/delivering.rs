@@ -23,7 +23,7 @@ async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
     let work = Work::new().await;
     let mut runs = BTreeMap::new();
     for round in 0..20_u64 {
-        let mut service = work.place.start().await;
+        let mut service = work.place.start();
         for number in 0..3 {
             let run = service.run(&work.asked(round, number)).await;
             runs.insert(run, (number < 2).then(|| branch(round, number)));
@@ -33,7 +33,7 @@ async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
         service.process.signal("KILL");
         service.process.wait();
     }
-    let mut service = work.place.start().await;
+    let mut service = work.place.start();
     let rows = join_all(runs.keys().map(|run| service.ended(run))).await;
     for row in &rows {
         let code = row["error_code"].as_str().unwrap_or("ok");
@@ -57,7 +57,7 @@ impl Work {
         let commit = "echo made > $RUN_ID && git add $RUN_ID && git commit --quiet --message=Make";
         let mut place = Place::new(&wants(commit)).await;
         let forge = forge::Running::start().await;
-        place.set("GITHUB_API_URL", &forge.hub.url());
+        place.set("GITHUB_API_URL", forge.hub.url());
         place.set("GITHUB_TOKEN", forge::TOKEN);
         Self { place, forge }
     }
