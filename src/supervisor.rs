@@ -115,7 +115,7 @@ impl Supervisor {
     /// # Errors
     /// Another process has the directory, or something in it cannot be read.
     pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
-        let lock = Lock::take(&settings.state_dir)?;
+        let lock = Lock::take(&settings.state_dir).await?;
         let Parts { config, catalog, seats, journal, books, relay } = parts;
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         let stock = Stock::new(&settings, &config, &catalog);

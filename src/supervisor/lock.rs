@@ -3,10 +3,12 @@
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use tokio::time::{Instant, sleep};
 
 /// Held for as long as this lives, and given up by the kernel when the process ends.
 pub(super) struct Lock {
@@ -14,7 +16,8 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    pub(super) fn take(state_dir: &Path) -> anyhow::Result<Self> {
+    /// Waits a moment for one whose holder is dead: a child that it was about to start may have it still.
+    pub(super) async fn take(state_dir: &Path) -> anyhow::Result<Self> {
         let shown = state_dir.display();
         let unusable = || format!("the state directory `{shown}` cannot be used");
         let audit = state_dir.join("audit");
@@ -22,7 +25,14 @@ impl Lock {
         let path = state_dir.join("serve.lock");
         let file = File::options().write(true).create(true).truncate(false).open(path);
         let file = file.with_context(unusable)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let patience = Instant::now() + PATIENCE;
+        let taken = loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::AGAIN) if Instant::now() < patience => sleep(AGAIN).await,
+                taken => break taken,
+            }
+        };
+        match taken {
             Ok(()) => Ok(Self { _file: file }),
             Err(Errno::AGAIN) => {
                 bail!(
@@ -33,3 +43,7 @@ impl Lock {
         }
     }
 }
+
+/// From a fork to an exec, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_millis(50);

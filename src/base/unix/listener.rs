@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::Peer;
 
 /// A bound socket. Dropping the last clone removes the path, if it is still ours.
 #[derive(Debug)]
@@ -108,13 +110,21 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Whether somebody listens, be it with a full backlog. Only a refusal proves that nobody does.
+/// Whether somebody listens, be it with a full backlog. Only a refusal proves that nobody does, or that whoever did is
+/// dead: a child that it was about to start may hold its socket for a moment, and accepts nothing.
 fn is_live(path: &Path) -> io::Result<bool> {
-    match rustix::net::connect(new_socket()?, &SocketAddrUnix::new(path)?) {
-        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+    let socket = new_socket()?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(!is_abandoned(&socket)),
+        Err(Errno::AGAIN) => Ok(true),
         Err(Errno::CONNREFUSED) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+fn is_abandoned(socket: &OwnedFd) -> bool {
+    let listening = Peer::of(socket.as_fd()).ok().and_then(|peer| peer.pid);
+    listening.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 fn new_socket() -> io::Result<OwnedFd> {

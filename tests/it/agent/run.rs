@@ -192,8 +192,9 @@ async fn an_agent_that_fails_is_told_by_a_code() {
         ("trap 'exit 0' TERM; while true; do sleep 0.1; done".to_owned(), &["--max-runtime", "5s"]),
     ] {
         // As the first process it only starts the agent, which is another such script.
-        let script =
-            format!("#!/bin/sh\ncase $0 in */cogni-init) shift 3; \"$@\"; exit ;; esac\n{agent}\n");
+        let script = format!(
+            "#!/bin/sh\ncase $0 in */cogni-init) while [ $1 != -- ]; do shift; done; shift; \"$@\"; exit ;; esac\n{agent}\n"
+        );
         let program = runs.path("script");
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
