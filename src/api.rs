@@ -55,8 +55,6 @@ pub struct Api {
     pub availability: Availability,
     /// What requests leave behind, and must not be lost.
     pub tasks: Drain,
-    /// Held while a grant's runs are counted.
-    pub admission: tokio::sync::Mutex<()>,
 }
 
 impl Api {

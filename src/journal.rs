@@ -46,6 +46,15 @@ pub enum Added {
     Known(Box<Row>),
     /// The key was used before, with other words.
     Conflict(Box<Row>),
+    /// Its grant has as many runs as it may.
+    Full,
+}
+
+/// What an insertion finds.
+enum Found {
+    Nothing,
+    Same(Box<Row>),
+    Full,
 }
 
 impl Journal {
@@ -64,19 +73,15 @@ impl Journal {
         let feed = self.go_live(&run, 0);
         let now = now();
         let added = self.database.write(move |change| insert(change, &new, now)).await;
-        match added {
-            Ok(None) => Ok(Added::New(feed)),
-            Ok(Some(row)) => {
-                self.live().remove(&run);
-                let is_same = row.digest == digest;
-                let row = Box::new(row);
-                Ok(if is_same { Added::Known(row) } else { Added::Conflict(row) })
-            }
-            Err(error) => {
-                self.live().remove(&run);
-                Err(error)
-            }
+        if !matches!(added, Ok(Found::Nothing)) {
+            self.live().remove(&run);
         }
+        Ok(match added? {
+            Found::Nothing => Added::New(feed),
+            Found::Same(row) if row.digest == digest => Added::Known(row),
+            Found::Same(row) => Added::Conflict(row),
+            Found::Full => Added::Full,
+        })
     }
 
     /// A run that this process had not before: its events go on where they ended.
@@ -187,14 +192,14 @@ impl Journal {
         self.database.read(read).await
     }
 
-    /// How many runs of a grant have not ended.
+    /// The run that a grant has asked for with a key.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub async fn open_of(&self, grant: &str) -> Result<u32, db::Error> {
-        let grant = grant.to_owned();
-        let query = "SELECT count(*) FROM run WHERE grant_id = ?1 AND state <> 'ended'";
-        self.database.read(move |view| view.query_row(query, [grant], |row| row.get(0))).await
+    pub async fn keyed(&self, grant: &str, key: &str) -> Result<Option<Row>, db::Error> {
+        let given = [grant.to_owned(), key.to_owned()];
+        let query = row::select(KEYED);
+        self.database.read(move |view| view.query_row(&query, given, row::read).optional()).await
     }
 
     /// Says whether anything can be written.
@@ -304,13 +309,18 @@ impl Reader {
     }
 }
 
-/// The row that has the key already, if there is one.
-fn insert(change: &Transaction<'_>, new: &New, now: i64) -> rusqlite::Result<Option<Row>> {
+fn insert(change: &Transaction<'_>, new: &New, now: i64) -> rusqlite::Result<Found> {
     if let Some(key) = &new.idempotency_key {
-        let query = row::select("grant_id = ?1 AND idempotency_key = ?2");
-        let found = change.query_row(&query, [&new.grant, key], row::read).optional()?;
-        if found.is_some() {
-            return Ok(found);
+        let found = change.query_row(&row::select(KEYED), [&new.grant, key], row::read);
+        if let Some(row) = found.optional()? {
+            return Ok(Found::Same(Box::new(row)));
+        }
+    }
+    if let Some(most) = new.most {
+        let open = "SELECT count(*) FROM run WHERE grant_id = ?1 AND state <> 'ended'";
+        let open: u32 = change.query_row(open, [&new.grant], |row| row.get(0))?;
+        if open >= most {
+            return Ok(Found::Full);
         }
     }
     change.execute(
@@ -328,8 +338,11 @@ fn insert(change: &Transaction<'_>, new: &New, now: i64) -> rusqlite::Result<Opt
             ":now": now,
         },
     )?;
-    Ok(None)
+    Ok(Found::Nothing)
 }
+
+/// There is one at most.
+const KEYED: &str = "grant_id = ?1 AND idempotency_key = ?2";
 
 fn save(change: &Transaction<'_>, run: &str, events: &[Event]) -> rusqlite::Result<()> {
     let insert = "INSERT INTO event (run, seq, at, kind, data) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING";

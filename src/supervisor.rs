@@ -44,7 +44,7 @@ use crate::runner::residents::{self, Residents};
 use crate::runner::sweep::Sweep;
 use crate::runner::{Host, Maker};
 
-pub use admission::{Refused, Started};
+pub use admission::{Refused, Started, Terms};
 pub use wanted::Wanted;
 
 use lock::Lock;

@@ -142,6 +142,7 @@ impl From<Refused> for Error {
             Refused::NoAgent(_) => Self::NoSuchAgent(message),
             Refused::Invalid(_) => Self::Invalid(message),
             Refused::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
+            Refused::GrantFull(most) => Denied::Runs(most).into(),
             Refused::Journal(error) => Self::internal(error),
         }
     }

@@ -16,9 +16,9 @@ use super::Api;
 use super::ask::NewRun;
 use super::error::{Error, ErrorBody};
 use super::extract::{Asked, At, Body, Caller};
-use crate::grant::{Access, Denied};
+use crate::grant::Access;
 use crate::journal::{self, Filter, Row};
-use crate::supervisor::Started;
+use crate::supervisor::{self, Started};
 
 /// One run.
 #[derive(Serialize, ToSchema)]
@@ -123,18 +123,8 @@ pub(super) async fn start(
 ) -> Result<Started, Error> {
     let key = idempotency_key(headers)?;
     let wanted = run.allowed_by(&caller.0)?;
-    // Held until the run is counted, so that two who ask at once do not both get the last place.
-    let _one_at_a_time = match caller.0.terms.max_runs {
-        None => None,
-        Some(most) => {
-            let turn = api.admission.lock().await;
-            if api.supervisor.journal().open_of(&caller.0.id).await? >= most {
-                return Err(Denied::Runs(most).into());
-            }
-            Some(turn)
-        }
-    };
-    Ok(api.supervisor.start(wanted, key).await?)
+    let terms = supervisor::Terms { key, most: caller.0.terms.max_runs };
+    Ok(api.supervisor.start(wanted, terms).await?)
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Error> {

@@ -85,7 +85,6 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         supervisor: supervisor.clone(),
         availability: Availability::new(machine),
         tasks: Drain::default(),
-        admission: tokio::sync::Mutex::default(),
     });
     let shutdown = CancellationToken::new();
     let reload = || reload(&given, &supervisor, read());

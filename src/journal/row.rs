@@ -14,6 +14,8 @@ pub struct New {
     pub grant: String,
     /// Asked again with the same one, it is the same run.
     pub idempotency_key: Option<String>,
+    /// How many runs its grant may have that have not ended, this one included.
+    pub most: Option<u32>,
     /// Of what is asked, to tell whether that is the same.
     pub digest: String,
     pub agent: String,

@@ -19,6 +19,15 @@ pub struct Started {
     pub is_known: bool,
 }
 
+/// On what terms a run is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Asked again with the same one, it is the same run.
+    pub key: Option<String>,
+    /// How many runs its grant may have at once.
+    pub most: Option<u32>,
+}
+
 /// Why a run was not accepted. Nothing of it is left.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
@@ -26,6 +35,10 @@ pub enum Refused {
     Draining,
     #[error("{0} runs are under way, and no more are allowed at once; try again later")]
     Full(usize),
+    #[error(
+        "{0} runs of this grant are under way, and it may have no more at once; wait for one to end"
+    )]
+    GrantFull(u32),
     #[error(transparent)]
     NoAgent(#[from] catalog::Unknown),
     #[error("{0}")]
@@ -42,7 +55,8 @@ impl Refused {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Draining => "draining",
-            Self::Full(_) => "too_many_runs",
+            Self::Full(_) => "overloaded",
+            Self::GrantFull(_) => "too_many_runs",
             Self::NoAgent(_) => "no_such_agent",
             Self::Invalid(_) => "invalid",
             Self::Conflict(_) => "idempotency_conflict",
@@ -59,24 +73,26 @@ impl Supervisor {
     ///
     /// # Errors
     /// Why it is not accepted.
-    pub async fn start(&self, wanted: Wanted, key: Option<String>) -> Result<Started, Refused> {
-        let started = self.try_start(wanted, key).await;
+    pub async fn start(&self, wanted: Wanted, terms: Terms) -> Result<Started, Refused> {
+        let started = self.try_start(wanted, terms).await;
         started.inspect_err(|refused| self.0.seats.metrics().admission_refused(refused.code()))
     }
 
-    async fn try_start(&self, wanted: Wanted, key: Option<String>) -> Result<Started, Refused> {
+    async fn try_start(&self, wanted: Wanted, terms: Terms) -> Result<Started, Refused> {
         if self.is_draining() {
             return Err(Refused::Draining);
         }
         let run = format!("run-{}", Uuid::now_v7());
         let model = self.0.check(&wanted, &run)?;
-        let places = Arc::clone(&self.0.places);
-        let full = |_| Refused::Full(self.0.settings.max_runs);
-        let place = places.try_acquire_owned().map_err(full)?;
+        let Terms { key, most } = terms;
+        let Ok(place) = Arc::clone(&self.0.places).try_acquire_owned() else {
+            return self.known(&wanted, key.as_deref()).await;
+        };
         let new = New {
             id: run.clone(),
             grant: wanted.grant.clone(),
             idempotency_key: key,
+            most,
             digest: wanted.digest(),
             agent: wanted.agent.clone(),
             account: wanted.account.clone(),
@@ -90,6 +106,22 @@ impl Supervisor {
             }
             Added::Known(row) => Ok(Started { run: row.id, is_known: true }),
             Added::Conflict(row) => Err(Refused::Conflict(row.id)),
+            Added::Full => Err(Refused::GrantFull(most.unwrap_or_default())),
+        }
+    }
+
+    /// Where nothing new can begin: the run that was asked for before.
+    async fn known(&self, wanted: &Wanted, key: Option<&str>) -> Result<Started, Refused> {
+        let known = match key {
+            Some(key) => self.0.journal.keyed(&wanted.grant, key).await?,
+            None => None,
+        };
+        match known {
+            Some(row) if row.digest == wanted.digest() => {
+                Ok(Started { run: row.id, is_known: true })
+            }
+            Some(row) => Err(Refused::Conflict(row.id)),
+            None => Err(Refused::Full(self.0.settings.max_runs)),
         }
     }
 

@@ -41,6 +41,7 @@ fn new(id: &str, key: Option<&str>, digest: &str) -> New {
         id: id.to_owned(),
         grant: "g1".to_owned(),
         idempotency_key: key.map(str::to_owned),
+        most: None,
         digest: digest.to_owned(),
         agent: "sandbox:agent".to_owned(),
         account: "acct-1".to_owned(),
@@ -69,7 +70,7 @@ async fn asking_twice_is_asking_once() {
     let mut other = new("r4", Some("k"), "one");
     "g2".clone_into(&mut other.grant);
     assert!(matches!(desk.journal.add(other).await, Ok(Added::New(_))));
-    assert_eq!(desk.journal.open_of("g1").await.unwrap(), 1);
+    assert_eq!(desk.journal.keyed("g1", "k").await.unwrap().unwrap().id, "r1");
 }
 
 #[tokio::test]

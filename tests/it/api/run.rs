@@ -120,7 +120,12 @@ async fn what_is_left_of_a_run_can_be_read_and_proved() {
 async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     let service = Served::start().await;
     let grant = service.grant(&["--max-runs", "1"]);
-    let run = grant.run("fake/gate=1").await;
+    let key = [("idempotency-key", "job-7")];
+    let ask = async |body: &str| grant.send(Method::POST, "/api/v1/runs", body, &key).await;
+    let gated = asked("fake/gate=1").to_string();
+    let run = ask(&gated).await.json()["id"].as_str().unwrap().to_owned();
+    let again = ask(&gated).await;
+    assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(run)), "it has its run");
     let refused = grant.post("/api/v1/runs", &asked("fake")).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_runs","message":"this grant may have 1 runs at the same time, and has; wait for one to end"}}"#);
