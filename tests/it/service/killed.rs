@@ -31,6 +31,8 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         service.process.wait();
     }
     let mut service = place.start();
+    // However slow the machine is, nobody kills this one.
+    runs.insert("last".to_owned(), accepted(&service, "last").await);
     let rows = join_all(runs.values().map(|run| service.ended(run))).await;
     let distinct: BTreeSet<_> = runs.values().collect();
     assert_eq!(distinct.len(), runs.len());
