@@ -65,8 +65,8 @@ fn an_engine_that_is_slow_does_its_work() {
 fn a_container_that_comes_after_the_deadline_is_removed() {
     let runner = Sandboxed::new();
     let middleman = Middleman::new(&runner.path(), Path::new(engine::SOCKET));
-    middleman.strike(Call::Create, Fault::Slow(Duration::from_secs(2)));
-    let flags = ["--docker-socket", middleman.socket(), "--max-runtime", "1s"];
+    middleman.strike(Call::Create, Fault::Slow(Duration::from_secs(4)));
+    let flags = ["--docker-socket", middleman.socket(), "--max-runtime", "3s"];
     let result = runner.run(&flags, &["true"]);
     assert_eq!(result.facts(), json!([false, null, "timeout"]), "{}", result.json);
     assert!(middleman.calls().contains(&Call::Remove), "{:?}", middleman.calls());

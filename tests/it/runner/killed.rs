@@ -48,7 +48,7 @@ const CALLS: &[(Call, &str)] = &[
 fn killed_at(call: Call, fault: Fault) -> [String; 2] {
     let (runner, run) = (Sandboxed::new(), name("call"));
     let middleman = Middleman::new(&runner.path(), Path::new(engine::SOCKET));
-    middleman.strike(call, fault);
+    middleman.strike_each(call, fault);
     let ends = matches!(
         (call, fault),
         (Call::Wait, Fault::AnswerLost) | (Call::Inspect | Call::Remove, _)

@@ -71,6 +71,7 @@ enum Plan {
     #[default]
     None,
     Once(Call, Fault),
+    Each(Call, Fault),
     Always(Fault),
 }
 
@@ -99,6 +100,13 @@ impl Middleman {
     pub(crate) fn strike(&self, call: Call, fault: Fault) {
         let mut state = self.shared.state();
         state.plan = Plan::Once(call, fault);
+        state.has_struck = false;
+    }
+
+    /// Every `call` meets `fault` from now on: a run and the sweep beside it ask the same.
+    pub(crate) fn strike_each(&self, call: Call, fault: Fault) {
+        let mut state = self.shared.state();
+        state.plan = Plan::Each(call, fault);
         state.has_struck = false;
     }
 
@@ -205,8 +213,9 @@ impl Shared {
                 state.plan = Plan::None;
                 Some(fault)
             }
+            Plan::Each(at, fault) if at == call => Some(fault),
             Plan::Always(fault) => Some(fault),
-            Plan::Once(..) | Plan::None => None,
+            Plan::Once(..) | Plan::Each(..) | Plan::None => None,
         }
     }
 
