@@ -8,6 +8,23 @@ mod run;
 
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
+use crate::support::service::ask;
+
+/// A run that anybody could ask for.
+fn asked(model: &str) -> Value {
+    let mut body = ask("hello");
+    body["model"] = model.into();
+    body
+}
+
+/// The same as a chat.
+fn chat(model: &str) -> Value {
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    json!({"graphName": "sandbox:agent", "model": model, "messages": messages})
+}
+
 /// Waits until `holds`: a bound, not a measure.
 async fn until(holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();

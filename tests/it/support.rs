@@ -15,7 +15,6 @@ pub(crate) mod process;
 pub(crate) mod provider;
 pub(crate) mod repository;
 pub(crate) mod sandboxed;
-pub(crate) mod served;
 pub(crate) mod service;
 pub(crate) mod shared;
 pub(crate) mod tunnel;

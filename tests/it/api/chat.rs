@@ -3,26 +3,28 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::support::served::{Grant, Served, chat, events};
+use super::chat;
+use crate::support::service::{Grant, Place, told};
 
 /// A2: the events come in order, the answer before the end, and can be read again from anywhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_its_answer_and_can_be_read_again() {
-    let service = Served::start().await;
-    let grant = service.grant(&[]);
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
     let response = grant.post("/api/v1/ai/chat", &chat("fake/text=ready")).await;
     assert_eq!(response.status, 200, "{}", response.text());
     assert_eq!(response.header("content-type"), Some("text/event-stream"));
     let run = response.header("x-run-id").unwrap().to_owned();
-    let told = events(response.text());
+    let told = told(response.text());
     let count = told.len() as u64;
     assert_eq!(ids(response.text()), (1..=count).collect::<Vec<_>>());
-    let deltas = told.iter().filter(|event| event.name == "text_delta");
-    let text: String = deltas.filter_map(|event| event.data["text"].as_str()).collect();
+    let deltas = told.iter().filter(|told| told.kind == "text_delta");
+    let text: String = deltas.filter_map(|told| told.data["text"].as_str()).collect();
     assert_eq!(text, "ready");
-    let names: Vec<_> = told.iter().map(|event| &*event.name).collect();
-    assert_eq!((names[0], *names.last().unwrap()), ("run_started", "final"), "{names:?}");
-    assert!(names.contains(&"assistant_final") && names.contains(&"done"), "{names:?}");
+    let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
+    assert_eq!((kinds[0], *kinds.last().unwrap()), ("run_started", "final"), "{kinds:?}");
+    assert!(kinds.contains(&"assistant_final") && kinds.contains(&"done"), "{kinds:?}");
     assert_eq!(told.last().unwrap().data["ok"], true);
 
     let path = format!("/api/v1/runs/{run}/events");
@@ -33,14 +35,15 @@ async fn a_chat_streams_its_answer_and_can_be_read_again() {
     let last = [("last-event-id", &*after.to_string())];
     let rest = grant.send(Method::GET, &path, "", &last).await;
     assert_eq!(ids(rest.text()), [after + 1, after + 2], "the header says the same");
-    service.stop();
+    place.stop(service);
 }
 
 /// A2: a client that leaves ends its run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_whose_client_goes_away_is_ended() {
-    let service = Served::start().await;
-    let grant = service.grant(&[]);
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
     let run = left(&grant, &chat(WAITS)).await;
     let row = grant.ended(&run).await;
     assert_eq!(
@@ -48,22 +51,23 @@ async fn a_chat_whose_client_goes_away_is_ended() {
         (&json!("ended"), &json!("cancelled")),
         "{row}"
     );
-    service.stop();
+    place.stop(service);
 }
 
 /// A2: unless it said that the run is to go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_that_is_to_go_on_goes_on_without_its_client() {
-    let service = Served::start().await;
-    let grant = service.grant(&[]);
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
     let mut body = chat(WAITS);
     body["onDisconnect"] = "continue".into();
     let run = left(&grant, &body).await;
-    service.upstream.gate.reached(1).await;
-    service.upstream.gate.open(1);
+    place.provider.gate.reached(1).await;
+    place.provider.gate.open(1);
     let row = grant.ended(&run).await;
     assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &Value::Null), "{row}");
-    service.stop();
+    place.stop(service);
 }
 
 /// Reads a chat until the agent has said something, which is before its end, and goes away.
@@ -84,21 +88,22 @@ async fn left(grant: &Grant, body: &Value) -> String {
 /// A3: nobody spends more than the grant allows, whatever is asked for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_is_the_least_of_what_is_asked_for_and_what_is_granted() {
-    let service = Served::start().await;
-    let (free, bound) = (service.grant(&[]), service.grant(&["--max-turns", "0"]));
+    let place = Place::new("").await;
+    let service = place.start();
+    let (free, bound) = (place.grant(&[]), place.grant(&["--max-turns", "0"]));
     for (grant, turns) in [(&free, 0), (&bound, 50)] {
         let mut body = chat("fake");
         body["budget"] = json!({ "max_turns": turns });
         let response = grant.post("/api/v1/ai/chat", &body).await;
-        let told = events(response.text());
+        let told = told(response.text());
         let last = &told.last().unwrap().data;
         assert_eq!(last["error_code"], "budget_exhausted", "{last}");
     }
-    service.stop();
+    place.stop(service);
 }
 
 fn ids(text: &str) -> Vec<u64> {
-    events(text).iter().map(|event| event.id).collect()
+    told(text).iter().map(|told| told.seq).collect()
 }
 
 /// A model that says one word, and the next when the gate is opened.

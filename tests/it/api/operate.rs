@@ -8,18 +8,20 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::until;
-use crate::support::served::{Served, asked};
+use super::{asked, until};
+use crate::support::process::Process;
+use crate::support::service::{Place, Service};
 
 /// SIGTERM: `/readyz` says so at once, nothing new is accepted, and what runs may end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
-    let mut service = Served::start().await;
-    let grant = service.grant(&[]);
-    let client = service.client();
+    let place = Place::new("").await;
+    let mut service = place.start();
+    let grant = place.grant(&[]);
+    let client = place.client();
     assert_eq!(client.get("/readyz").await.status, 200);
-    let run = grant.run("fake/text=one two;gate=1").await;
-    service.upstream.gate.reached(1).await;
+    let run = grant.run(&asked("fake/text=one two;gate=1")).await;
+    place.provider.gate.reached(1).await;
     service.process.signal("TERM");
     until(async || client.get("/readyz").await.status == 503).await;
     let ready = client.get("/readyz").await.json();
@@ -30,31 +32,34 @@ async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is stopping; try again elsewhere, or later"}}"#);
     let path = format!("/api/v1/runs/{run}/events");
     let watched = grant.open(Method::GET, &path, "", &[]).await;
-    service.upstream.gate.open(1);
+    place.provider.gate.open(1);
     let (text, in_order) = watched.rest().await;
     assert!(in_order && text.contains("event: final"), "{text}");
     assert!(service.process.wait().success());
-    service.again("");
+    let service = place.start();
     assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
-    service.stop();
+    place.stop(service);
 }
 
 /// What has not ended by the deadline is cancelled, and is at a definite end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_does_not_end_in_time_is_cancelled() {
-    let mut service = Served::with("drain_timeout = \"100ms\"").await;
-    let grant = service.grant(&[]);
-    let run = grant.run("fake/gate=1").await;
-    service.upstream.gate.reached(1).await;
+    let place = Place::new("").await;
+    place.write_config("drain_timeout = \"100ms\"");
+    let mut service = place.start();
+    let grant = place.grant(&[]);
+    let run = grant.run(&asked("fake/gate=1")).await;
+    place.provider.gate.reached(1).await;
     assert!(service.process.terminate().success(), "{}", service.process.said());
-    service.again("");
+    place.write_config("");
+    let service = place.start();
     let row = grant.ended(&run).await;
     assert_eq!(
         (&row["state"], &row["error_code"]),
         (&json!("ended"), &json!("cancelled")),
         "{row}"
     );
-    service.stop();
+    place.stop(service);
 }
 
 /// SIGHUP reads agents again; where one of them is wrong, nothing changes.
@@ -63,8 +68,10 @@ async fn a_hangup_reads_the_agents_again() {
     let agents = tempfile::tempdir().unwrap();
     let file = agents.path().join("sandbox-agent.toml");
     fs::copy("config/agents/sandbox-agent.toml", &file).unwrap();
-    let mut service = Served::with(&format!("agents_dir = {:?}", agents.path())).await;
-    let grant = service.grant(&[]);
+    let place = Place::new("").await;
+    place.write_config(&format!("agents_dir = {:?}", agents.path()));
+    let mut service = place.start();
+    let grant = place.grant(&[]);
     let known = async || {
         let listed = grant.get("/api/v1/ai/agents?all=1").await.json();
         listed["agents"].as_array().unwrap().len()
@@ -79,7 +86,7 @@ async fn a_hangup_reads_the_agents_again() {
     service.process.signal("HUP");
     service.process.until(|said| said.contains("nothing has changed"));
     assert_eq!(known().await, 2);
-    service.stop();
+    place.stop(service);
 }
 
 /// Where no agent can run, nobody is sent here.
@@ -90,23 +97,28 @@ async fn a_service_that_can_run_nothing_is_not_ready_and_says_why() {
     let text = text.replace("[env]", "image = \"no-such-image\"\n[env]");
     fs::write(agents.path().join("sandbox-agent.toml"), text).unwrap();
     let more = "docker_socket = \"/nowhere/docker.sock\"\n";
-    let service = Served::with(&format!("{more}agents_dir = {:?}", agents.path())).await;
-    let ready = service.client().get("/readyz").await;
+    let place = Place::new("").await;
+    place.write_config(&format!("{more}agents_dir = {:?}", agents.path()));
+    let service = place.start();
+    let ready = place.client().get("/readyz").await;
     assert_eq!(ready.status, 503);
     insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and there is no Docker Engine at `/nowhere/docker.sock`","database":"ok","run_dir":"ok"},"runs":0,"upstream":"not probed"}"#);
-    service.stop();
+    place.stop(service);
 }
 
 /// A3: TCP is served, and never without grants but where the words say so, and then on a loopback address only.
 #[tokio::test(flavor = "multi_thread")]
 async fn tcp_is_served_and_never_by_accident_without_grants() {
-    let service = Served::on("listen = \"127.0.0.1:0\"\n").await;
+    let mut place = Place::new("").await;
+    place.set("COGNI_LISTEN", "127.0.0.1:0");
+    let service = place.start();
     assert!(ask(&service, "/readyz").await.starts_with("HTTP/1.1 200 OK"));
     assert!(ask(&service, "/api/v1/runs").await.starts_with("HTTP/1.1 401"));
-    service.stop();
-    let open = Served::on("listen = \"127.0.0.1:0\"\ninsecure_no_auth = true").await;
+    place.stop(service);
+    place.write_config("insecure_no_auth = true");
+    let open = place.start();
     assert!(ask(&open, "/api/v1/runs").await.starts_with("HTTP/1.1 200 OK"));
-    open.stop();
+    place.stop(open);
     let said = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .args(["serve", "--listen", "0.0.0.0:0", "--insecure-no-auth", "--litellm-host", "h:1"])
         .env_clear()
@@ -120,14 +132,19 @@ async fn tcp_is_served_and_never_by_accident_without_grants() {
 /// Two services with one state directory would both begin its runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_service_keeps_off() {
-    let service = Served::start().await;
-    let said = service.second().replace(service.directory.path().to_str().unwrap(), "[dir]");
+    let place = Place::new("").await;
+    let service = place.start();
+    let elsewhere = format!("unix:{}/second.sock", place.path().display());
+    let mut second = Process::start(place.command().env("COGNI_LISTEN", elsewhere), "build it");
+    let status = tokio::task::block_in_place(|| second.wait());
+    assert_eq!(status.code(), Some(2));
+    let said = second.said().replace(place.path().to_str().unwrap(), "[dir]");
     assert!(said.contains("another service has the state directory `[dir]/state`"), "{said}");
-    service.stop();
+    place.stop(service);
 }
 
 /// What a connection is answered that a program opens by itself.
-async fn ask(service: &Served, path: &str) -> String {
+async fn ask(service: &Service, path: &str) -> String {
     let said = service.process.said();
     let address = said.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();

@@ -5,15 +5,16 @@ use std::fmt::Write;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::until;
-use crate::support::client::Response;
-use crate::support::served::{Served, asked, chat, request};
+use super::{asked, chat, until};
+use crate::support::client::{Response, request};
+use crate::support::service::Place;
 
 /// What there is to call stands in the service's own description, so that a new path cannot be forgotten here.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn whoever_has_no_grant_is_refused_at_every_path() {
-    let service = Served::start().await;
-    let document = service.client().get("/api/v1/openapi.json").await.json();
+    let place = Place::new("").await;
+    let service = place.start();
+    let document = place.client().get("/api/v1/openapi.json").await.json();
     let mut open = vec![];
     for (path, method, operation) in operations(&document) {
         let concrete = path.replace("{id}", "run-1").replace("{name}", "bundle");
@@ -21,13 +22,13 @@ async fn whoever_has_no_grant_is_refused_at_every_path() {
             open.push(concrete);
             continue;
         }
-        let response = service.client().send(request(method, &concrete, "", &[])).await;
+        let response = place.client().send(request(method, &concrete, "", &[])).await;
         assert_eq!(response.status, 401, "{path}: {}", response.text());
         assert_eq!(response.json()["error"]["code"], "unauthorized", "{path}");
         assert_eq!(response.header("www-authenticate"), Some("Bearer"), "{path}");
     }
     assert_eq!(open, ["/healthz", "/readyz"]);
-    service.stop();
+    place.stop(service);
 }
 
 fn operations(document: &Value) -> Vec<(String, Method, Value)> {
@@ -41,21 +42,22 @@ fn operations(document: &Value) -> Vec<(String, Method, Value)> {
 }
 
 /// A3: revoked, or of another scope: each has its code.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_grant_is_good_for_what_it_names_and_while_it_is() {
-    let service = Served::start().await;
+    let place = Place::new("").await;
+    let service = place.start();
     let mut said = String::new();
-    let all = service.grant(&["--repo", "https://github.com/acme/*"]);
+    let all = place.grant(&["--repo", "https://github.com/acme/*"]);
     let run = |change: Value| {
         let mut body = asked("fake");
         body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         body
     };
-    let reader = service.mint(&["--access", "read"]);
+    let reader = place.mint(&["--access", "read"]);
     tell(&mut said, "only reads", &reader.post("/api/v1/runs", &asked("fake")).await);
     tell(&mut said, "only reads", &reader.post("/api/v1/ai/chat", &chat("fake")).await);
     let other = ["--allow-sandbox", "--agent", "sandbox:openclaw", "--account", "a"];
-    let runner = service.mint(&[&["--access", "runs"], &other[..]].concat());
+    let runner = place.mint(&[&["--access", "runs"], &other[..]].concat());
     tell(&mut said, "another agent", &runner.post("/api/v1/runs", &asked("fake")).await);
     tell(&mut said, "only runs", &runner.get("/api/v1/runs").await);
     let account = run(json!({"account": "acct-2"}));
@@ -64,7 +66,7 @@ async fn a_grant_is_good_for_what_it_names_and_while_it_is() {
     tell(&mut said, "another repository", &all.post("/api/v1/runs", &foreign).await);
     let local = run(json!({"repo": "file:///srv/git/site.git", "branch_key": "b"}));
     tell(&mut said, "one of this machine", &all.post("/api/v1/runs", &local).await);
-    service.cogni(&["grant", "revoke", &all.id]);
+    place.cogni(&["grant", "revoke", &all.id]);
     until(async || all.get("/api/v1/runs").await.status == 401).await;
     tell(&mut said, "revoked", &all.get("/api/v1/runs").await);
     insta::assert_snapshot!(said, @r"
@@ -77,14 +79,15 @@ async fn a_grant_is_good_for_what_it_names_and_while_it_is() {
     one of this machine: 403 forbidden_repo: this grant does not allow the repository `file:///srv/git/site.git`
     revoked: 401 grant_revoked: this grant has been revoked
     ");
-    service.stop();
+    place.stop(service);
 }
 
 /// Nobody ever reads one of axum's own answers.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
-    let service = Served::start().await;
-    let grant = service.grant(&[]);
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
     let mut said = String::new();
     for (what, method, path, body) in ODD {
         let response = grant.send(method, path, body, &[("content-type", JSON)]).await;
@@ -118,14 +121,16 @@ async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
     not JSON, it says: 415 unsupported_media_type: a body is sent as `Content-Type: application/json`
     an odd key: 400 invalid_parameter: `Idempotency-Key` has 1 to 255 visible characters
     ");
-    service.stop();
+    place.stop(service);
 }
 
 /// A3: tokens are sent once, in the header that is made for them, and are never logged.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_read_from_one_header_only() {
-    let service = Served::start().await;
-    let grant = service.grant(&[]);
+    let mut place = Place::new("").await;
+    place.set("ACCESS_LOG_PATH", "-");
+    let service = place.start();
+    let grant = place.grant(&[]);
     let good = format!("Bearer {}", grant.token);
     let (lower, basic) = (format!("bearer {}", grant.token), format!("Basic {}", grant.token));
     let by_query = format!("/api/v1/runs?token={}", grant.token);
@@ -138,11 +143,11 @@ async fn a_token_is_read_from_one_header_only() {
         ("/api/v1/runs", vec![("x-api-key", &*grant.token)], 401),
         (&*by_query, vec![], 401),
     ] {
-        let response = service.client().send(request(Method::GET, path, "", &headers)).await;
+        let response = place.client().send(request(Method::GET, path, "", &headers)).await;
         assert_eq!(response.status, status, "{path} {}", headers.len());
     }
     assert!(!service.process.said().contains(&grant.token[4..]), "the log has a token");
-    service.stop();
+    place.stop(service);
 }
 
 fn tell(said: &mut String, what: &str, response: &Response) {

@@ -5,13 +5,15 @@ use std::fs;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::support::served::{Grant, Served, asked};
+use super::asked;
+use crate::support::service::{Grant, Place};
 
 /// A4: asked again with the same key it is the same run; with other words it is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_begun_once_for_each_key() {
-    let service = Served::start().await;
-    let (grant, other) = (service.grant(&[]), service.grant(&[]));
+    let place = Place::new("").await;
+    let service = place.start();
+    let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let key = [("idempotency-key", "job-7")];
     let ask = async |grant: &Grant, model: &str| {
         grant.send(Method::POST, "/api/v1/runs", &asked(model).to_string(), &key).await
@@ -30,16 +32,17 @@ async fn a_run_is_begun_once_for_each_key() {
     other.ended(of_other.json()["id"].as_str().unwrap()).await;
     let row = grant.ended(&id).await;
     assert_eq!((&row["error_code"], &row["result"]["ok"]), (&Value::Null, &json!(true)));
-    service.stop();
+    place.stop(service);
 }
 
 /// A3: a grant sees and ends its own runs only; an admin's sees all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_nobodys_business_but_its_grants() {
-    let service = Served::start().await;
-    let (grant, other) = (service.grant(&[]), service.grant(&[]));
-    let admin = service.mint(&["--access", "read,admin"]);
-    let run = grant.run("fake/gate=1").await;
+    let place = Place::new("").await;
+    let service = place.start();
+    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let admin = place.mint(&["--access", "read,admin"]);
+    let run = grant.run(&asked("fake/gate=1")).await;
     let below = ["", "/events", "/output", "/audit", "/relay", "/artifacts", "/artifacts/bundle"];
     for path in below {
         let path = format!("/api/v1/runs/{run}{path}");
@@ -54,17 +57,18 @@ async fn a_run_is_nobodys_business_but_its_grants() {
     assert_eq!(row["error_code"], "cancelled");
     let again = grant.send(Method::POST, &cancel, "", &[]).await;
     assert_eq!((again.status.as_u16(), &again.json()["state"]), (200, &json!("ended")));
-    service.stop();
+    place.stop(service);
 }
 
 /// A4: page after page, no run twice and none left out.
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_are_listed_in_pages() {
-    let service = Served::start().await;
-    let grant = service.grant(&[]);
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
     let mut begun = vec![];
     for _ in 0..5 {
-        begun.push(grant.run("fake").await);
+        begun.push(grant.run(&asked("fake")).await);
     }
     for run in &begun {
         grant.ended(run).await;
@@ -82,15 +86,16 @@ async fn runs_are_listed_in_pages() {
     assert_eq!(listed, begun);
     let none = grant.get("/api/v1/runs?agent=sandbox:openclaw").await.json();
     assert_eq!(none, json!({"runs": [], "next": null}));
-    service.stop();
+    place.stop(service);
 }
 
 /// A4: what is left of a run: what it printed, and a log that proves itself or says where it was changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_left_of_a_run_can_be_read_and_proved() {
-    let service = Served::start().await;
-    let grant = service.grant(&[]);
-    let run = grant.run("fake/text=ready").await;
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
+    let run = grant.run(&asked("fake/text=ready")).await;
     grant.ended(&run).await;
     let below = async |path: &str| grant.get(&format!("/api/v1/runs/{run}/{path}")).await;
     let output = below("output").await.json();
@@ -106,20 +111,21 @@ async fn what_is_left_of_a_run_can_be_read_and_proved() {
     assert_eq!(below("artifacts").await.json(), json!({"artifacts": []}));
     assert_eq!(below("artifacts/bundle").await.status, 404);
 
-    let log = service.state_dir().join("audit").join(format!("{run}.jsonl"));
+    let log = place.audit_log(&run);
     let changed = fs::read_to_string(&log).unwrap().replacen("acct-1", "acct-2", 1);
     fs::write(&log, changed).unwrap();
     let audit = below("audit").await.json();
     assert_eq!(audit["verified"], false);
     insta::assert_snapshot!(audit["broken"].as_str().unwrap(), @"record 1 (line 1, byte 0): the content does not match its hash");
-    service.stop();
+    place.stop(service);
 }
 
 /// A3: a grant has no more runs at once than it may, and room again when one has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_has_no_more_runs_at_once_than_it_may() {
-    let service = Served::start().await;
-    let grant = service.grant(&["--max-runs", "1"]);
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&["--max-runs", "1"]);
     let key = [("idempotency-key", "job-7")];
     let ask = async |body: &str| grant.send(Method::POST, "/api/v1/runs", body, &key).await;
     let gated = asked("fake/gate=1").to_string();
@@ -131,16 +137,18 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_runs","message":"this grant may have 1 runs at the same time, and has; wait for one to end"}}"#);
     grant.send(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
     grant.ended(&run).await;
-    let next = grant.run("fake").await;
+    let next = grant.run(&asked("fake")).await;
     grant.ended(&next).await;
-    service.stop();
+    place.stop(service);
 }
 
 /// A1: agents are listed for whoever may run them, and those that cannot run here with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_are_listed_for_whoever_may_run_them() {
-    let service = Served::with("docker_socket = \"/nowhere/docker.sock\"").await;
-    let (grant, nobody) = (service.grant(&[]), service.mint(&["--access", "read"]));
+    let place = Place::new("").await;
+    place.write_config("docker_socket = \"/nowhere/docker.sock\"");
+    let service = place.start();
+    let (grant, nobody) = (place.grant(&[]), place.mint(&["--access", "read"]));
     let ids = |listed: Value| {
         let agents = listed["agents"].as_array().unwrap().clone();
         agents.iter().map(|agent| agent["agentId"].clone()).collect::<Vec<_>>()
@@ -150,5 +158,5 @@ async fn agents_are_listed_for_whoever_may_run_them() {
     let all = grant.get("/api/v1/ai/agents?all=1").await.json();
     assert_eq!(all["agents"][1]["available"], false);
     insta::assert_snapshot!(all["agents"][1]["reason"].as_str().unwrap(), @"it needs the image `cogni-openclaw:dev`, and there is no Docker Engine at `/nowhere/docker.sock`");
-    service.stop();
+    place.stop(service);
 }

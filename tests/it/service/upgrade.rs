@@ -24,7 +24,7 @@ async fn a_file_of_the_first_version_is_served() {
     old.write(|change| change.execute_batch(OLD_ROWS)).await.unwrap();
     drop(old);
 
-    place.token = place.mint(&["--allow-sandbox", "--agent", "*", "--account", "acct-1"]);
+    place.owner = place.grant(&[]);
     let mut service = place.start();
     let journal = open_journal(&place);
     let row = journal.run("run-old").await.unwrap().unwrap();

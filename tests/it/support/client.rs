@@ -39,7 +39,7 @@ impl Client {
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
-        self.send(request(Method::GET, path, &[]).body(Full::default()).unwrap()).await
+        self.send(request(Method::GET, path, "", &[])).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
@@ -155,11 +155,22 @@ impl Stream {
 
 /// A JSON request, as an ordinary client makes it.
 pub(crate) fn post(path: &str, body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
-    let request = request(Method::POST, path, headers).header("content-type", "application/json");
-    request.body(Full::from(body.to_string())).unwrap()
+    request(Method::POST, path, &body.to_string(), headers)
 }
 
-fn request(method: Method, path: &str, headers: &[(&str, &str)]) -> http::request::Builder {
-    let request = Request::builder().method(method).uri(path).header("host", "localhost");
-    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))
+/// A request with whatever is wrong about it; a body is JSON unless the headers say what it is.
+pub(crate) fn request(
+    method: Method,
+    path: &str,
+    body: &str,
+    headers: &[(&str, &str)],
+) -> Request<Full<Bytes>> {
+    let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    if !body.is_empty() && !headers.iter().any(|(name, _)| *name == "content-type") {
+        request = request.header("content-type", "application/json");
+    }
+    request.body(Full::from(body.to_owned())).unwrap()
 }

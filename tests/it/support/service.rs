@@ -1,15 +1,17 @@
 //! `cogni-gateway serve` as its users have it: the program, a grant, and a client on its unix socket.
 
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cogni_gateway::base::db::Database;
 use cogni_gateway::billing::{self, Books};
+use http::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::client::{Client, Response};
+use super::client::{Client, Response, Stream, request};
 use super::process::{Process, patience};
 use super::provider;
 
@@ -17,15 +19,23 @@ use super::provider;
 pub(crate) struct Place {
     directory: TempDir,
     pub(crate) provider: provider::Running,
-    pub(crate) token: String,
+    /// Who asks where a test does not say who.
+    pub(crate) owner: Grant,
     variables: Vec<(String, String)>,
 }
 
-/// A process of the service.
+/// A process of the service, asked by the owner of its place.
 pub(crate) struct Service {
     pub(crate) process: Process,
+    owner: Grant,
+}
+
+/// Somebody who has a grant.
+#[derive(Clone)]
+pub(crate) struct Grant {
+    pub(crate) id: String,
+    pub(crate) token: String,
     client: Client,
-    token: String,
 }
 
 /// One SSE event.
@@ -37,23 +47,13 @@ pub(crate) struct Told {
 }
 
 impl Place {
-    /// With a provider that follows `script`, and a grant for everything.
+    /// With a provider that follows `script`, and an owner who may do everything.
     pub(crate) async fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let provider = provider::start(script).await;
-        let mut place = Self { directory, provider, token: String::new(), variables: vec![] };
+        let owner = mint(&directory.path().canonicalize().unwrap(), OWNER);
+        let place = Self { directory, provider, owner, variables: vec![] };
         place.write_config("");
-        place.token = place.mint(&[
-            "--allow-sandbox",
-            "--agent",
-            "*",
-            "--account",
-            "acct-1",
-            "--account",
-            "*",
-            "--repo",
-            "*",
-        ]);
         place
     }
 
@@ -94,22 +94,29 @@ impl Place {
         fs::write(self.path().join("serve.toml"), text).unwrap();
     }
 
-    /// A token.
-    pub(crate) fn mint(&self, flags: &[&str]) -> String {
-        let state = self.state_dir();
-        let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
-            .args(["grant", "mint", "--name", "tests", "--access", "read,runs,billing,admin"])
-            .arg("--state-dir")
-            .arg(state)
-            .args(flags)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    /// A grant as an ordinary user has it: for agents in sandboxes, and one account.
+    pub(crate) fn grant(&self, more: &[&str]) -> Grant {
+        let ordinary = ["--allow-sandbox", "--agent", "sandbox:*", "--account", "acct-1"];
+        self.mint(&[&ordinary[..], more].concat())
+    }
+
+    /// A grant for what the flags say, and nothing more.
+    pub(crate) fn mint(&self, flags: &[&str]) -> Grant {
+        mint(&self.path(), flags)
+    }
+
+    /// The command line, beside the service.
+    pub(crate) fn cogni(&self, arguments: &[&str]) -> String {
+        cogni(&self.path(), arguments)
+    }
+
+    /// Somebody who has no grant.
+    pub(crate) fn client(&self) -> Client {
+        client(&self.path())
     }
 
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        let mut command = Command::new(BINARY);
         command
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
@@ -126,8 +133,14 @@ impl Place {
     pub(crate) fn start(&self) -> Service {
         let mut process = Process::start(&mut self.command(), "the service does not start");
         tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
-        let client = Client::new(&self.path().join("api.sock"));
-        Service { process, client, token: self.token.clone() }
+        Service { process, owner: self.owner.clone() }
+    }
+
+    /// Shuts a service down in order, and checks that nothing is left of any run.
+    pub(crate) fn stop(&self, mut service: Service) {
+        let status = tokio::task::block_in_place(|| service.process.terminate());
+        assert!(status.success(), "{}", service.process.said());
+        self.assert_nothing_is_left();
     }
 
     /// Nothing is left of any run but what is kept of it.
@@ -141,10 +154,17 @@ impl Place {
     }
 }
 
-impl Service {
+impl Deref for Service {
+    type Target = Grant;
+
+    fn deref(&self) -> &Grant {
+        &self.owner
+    }
+}
+
+impl Grant {
     pub(crate) async fn get(&self, path: &str) -> Response {
-        let request = http::Request::get(path).header("authorization", self.bearer());
-        self.client.send(request.body(http_body_util::Full::default()).unwrap()).await
+        self.send(Method::GET, path, "", &[]).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
@@ -157,10 +177,31 @@ impl Service {
         body: &Value,
         headers: &[(&str, &str)],
     ) -> Response {
-        let bearer = self.bearer();
-        let mut all = vec![("authorization", bearer.as_str())];
-        all.extend(headers);
-        self.client.post_with(path, body, &all).await
+        self.send(Method::POST, path, &body.to_string(), headers).await
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+        headers: &[(&str, &str)],
+    ) -> Response {
+        self.open(method, path, body, headers).await.finish().await.unwrap()
+    }
+
+    /// Returns at the head of the answer.
+    pub(crate) async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+        headers: &[(&str, &str)],
+    ) -> Stream {
+        let bearer = format!("Bearer {}", self.token);
+        let own = [("authorization", bearer.as_str())];
+        let request = request(method, path, body, &[&own[..], headers].concat());
+        self.client.start(request).await.unwrap()
     }
 
     /// A run of an agent, by its id.
@@ -172,17 +213,15 @@ impl Service {
 
     /// All that is told of a run, to its end.
     pub(crate) async fn events(&self, run: &str) -> Vec<Told> {
-        told(self.get(&format!("/api/v1/runs/{run}/events")).await.text())
+        let answer = self.get(&format!("/api/v1/runs/{run}/events")).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        told(answer.text())
     }
 
     /// The run when it has ended.
     pub(crate) async fn ended(&self, run: &str) -> Value {
         self.events(run).await;
         self.get(&format!("/api/v1/runs/{run}")).await.json()
-    }
-
-    pub(crate) fn bearer(&self) -> String {
-        format!("Bearer {}", self.token)
     }
 }
 
@@ -213,6 +252,26 @@ pub(crate) fn wants(command: &str) -> String {
     format!("tool=exec,echo=yes,arguments={escaped}")
 }
 
+fn mint(place: &Path, flags: &[&str]) -> Grant {
+    let said = cogni(place, &[&["grant", "mint", "--json", "--name", "tests"], flags].concat());
+    let minted: Value = serde_json::from_str(&said).unwrap();
+    let text = |key: &str| minted[key].as_str().unwrap().to_owned();
+    Grant { id: text("id"), token: text("token"), client: client(place) }
+}
+
+fn cogni(place: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(BINARY);
+    command.args(arguments).env_clear().env("COGNI_STATE_DIR", place.join("state"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn client(place: &Path) -> Client {
+    Client::new(&place.join("api.sock"))
+}
+
 /// Those that were started for a run below this directory.
 fn processes(run_dir: &Path) -> Vec<String> {
     let place = run_dir.display().to_string();
@@ -227,3 +286,19 @@ fn processes(run_dir: &Path) -> Vec<String> {
     });
     lines.collect()
 }
+
+const BINARY: &str = env!("CARGO_BIN_EXE_cogni-gateway");
+
+const OWNER: &[&str] = &[
+    "--access",
+    "read,runs,billing,admin",
+    "--allow-sandbox",
+    "--agent",
+    "*",
+    "--account",
+    "acct-1",
+    "--account",
+    "*",
+    "--repo",
+    "*",
+];
