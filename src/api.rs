@@ -4,7 +4,8 @@
 //! the grant allows; [`chat`] and [`runs`] begin runs, [`events`] is how they are watched, [`records`] what is left of
 //! them. A handler parses, asks the grant, calls one room below, and answers.
 //!
-//! The description of all this ([`document`]) is made from the handlers themselves, and served.
+//! The description of all this ([`document`]) is made from the handlers themselves, and served; the answers that several
+//! of them have in common stand in [`refusal`].
 //!
 //! **Invariant:** nobody sees, watches or ends a run of another's grant, but an admin.
 
@@ -20,6 +21,7 @@ mod events;
 mod extract;
 mod health;
 mod records;
+mod refusal;
 mod runs;
 mod server;
 mod trace;

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::error::{Error, ErrorBody};
+use super::error::Error;
 use super::extract::{Asked, Caller};
+use super::refusal::{NotAllowed, NotUnderstood};
 use crate::catalog::Listed;
 use crate::grant::Access;
 
@@ -37,9 +38,7 @@ pub(super) struct Which {
     params(Which),
     responses(
         (status = 200, description = "The agents", body = Agents),
-        (status = 400, description = "`invalid_parameter`", body = ErrorBody),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody)
+        NotUnderstood, NotAllowed
     )
 )]
 pub(super) async fn list(

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use super::Api;
 use super::error::{Error, ErrorBody};
 use super::extract::{self, At, Caller};
+use super::refusal::{NotAllowed, NotFound};
 use crate::billing::{self, books::Refused};
 use crate::grant::Access;
 
@@ -66,8 +67,7 @@ pub(super) struct Complaint {
     responses(
         (status = 200, description = "What became of each item", body = Ingested),
         (status = 400, description = "`invalid_json`", body = ErrorBody),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
+        NotAllowed,
         (status = 413, description = "`body_too_large`", body = ErrorBody)
     )
 )]
@@ -97,9 +97,7 @@ pub(super) async fn ingest(
     params(("id" = String, Path, description = "The run")),
     responses(
         (status = 200, description = "The run's bill", body = Receipts),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotAllowed, NotFound
     )
 )]
 pub(super) async fn receipts(

@@ -13,8 +13,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::ask::{Budget, Message, NewRun};
-use super::error::{Error, ErrorBody};
+use super::error::Error;
 use super::extract::{Body, Caller};
+use super::refusal::NotBegun;
 use super::{Api, events, runs};
 use crate::base::drain::Drain;
 use crate::supervisor::Supervisor;
@@ -81,15 +82,7 @@ pub(super) enum OnDisconnect {
     responses(
         (status = 200, description = "The run's events, to its end", body = events::Watched, content_type = "text/event-stream",
          headers(("x-run-id" = String, description = "The run"))),
-        (status = 400, description = "`invalid_json`, `invalid_parameter`", body = ErrorBody),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`, `forbidden_agent`, `forbidden_account`, `forbidden_repo`, `sandbox_not_allowed`", body = ErrorBody),
-        (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
-        (status = 413, description = "`body_too_large`", body = ErrorBody),
-        (status = 415, description = "`unsupported_media_type`", body = ErrorBody),
-        (status = 422, description = "`invalid_request`, `no_such_agent`", body = ErrorBody),
-        (status = 429, description = "`too_many_runs`: of this grant", body = ErrorBody),
-        (status = 503, description = "`draining`, `overloaded`", body = ErrorBody)
+        NotBegun
     )
 )]
 pub(super) async fn chat(

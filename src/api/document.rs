@@ -6,6 +6,8 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Components, OpenApi as Document};
 use utoipa::{Modify, OpenApi};
 
+use super::error::ErrorBody;
+
 /// Where it is served, to everybody.
 pub(super) const PATH: &str = "/api/v1/openapi.json";
 
@@ -18,6 +20,7 @@ pub(super) const PATH: &str = "/api/v1/openapi.json";
         (name = "billing", description = "What calls have cost"),
         (name = "service", description = "How the service itself is")
     ),
+    components(schemas(ErrorBody)),
     security(("grant" = [])),
     modifiers(&Grant)
 )]

@@ -11,8 +11,9 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::error::{Error, ErrorBody};
+use super::error::Error;
 use super::extract::{Asked, At, Caller};
+use super::refusal::{NotAllowed, NotFound, NotUnderstood};
 use crate::base::db;
 use crate::grant::Access;
 use crate::journal::Event;
@@ -51,10 +52,7 @@ pub(super) struct Watched {
     ),
     responses(
         (status = 200, description = "The events, to the run's end", body = Watched, content_type = "text/event-stream"),
-        (status = 400, description = "`invalid_parameter`", body = ErrorBody),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotUnderstood, NotAllowed, NotFound
     )
 )]
 pub(super) async fn of_run(

@@ -16,6 +16,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::Api;
 use super::error::{Error, ErrorBody};
 use super::extract::{Asked, At, Caller};
+use super::refusal::{NotAllowed, NotFound, NotUnderstood};
 use crate::audit::read;
 use crate::audit::verify::{self, Report};
 use crate::delivery::outbox::{self, Job, Verdict};
@@ -119,9 +120,7 @@ pub(super) struct Artifact {
     params(("id" = String, Path, description = "The run")),
     responses(
         (status = 200, description = "Beginning and end of it, where it was long", body = Output),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotAllowed, NotFound
     )
 )]
 pub(super) async fn output(
@@ -146,9 +145,7 @@ pub(super) async fn output(
             (Audit = "application/json"),
             (String = "application/x-ndjson")
         )),
-        (status = 400, description = "`invalid_parameter`", body = ErrorBody),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
+        NotUnderstood, NotAllowed,
         (status = 404, description = "`not_found`: also where it has no log yet", body = ErrorBody)
     )
 )]
@@ -191,9 +188,7 @@ async fn prove(path: PathBuf, state: Progress) -> Result<Audit, Error> {
     params(("id" = String, Path, description = "The run")),
     responses(
         (status = 200, description = "How far they have come", body = Relay),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotAllowed, NotFound
     )
 )]
 pub(super) async fn relay(
@@ -214,9 +209,7 @@ pub(super) async fn relay(
     params(("id" = String, Path, description = "The run")),
     responses(
         (status = 200, description = "`bundle`: its commits, exactly; `patches`: the same for people", body = Kept),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotAllowed, NotFound
     )
 )]
 pub(super) async fn artifacts(
@@ -245,9 +238,7 @@ pub(super) async fn artifacts(
     ),
     responses(
         (status = 200, description = "The file", body = String, content_type = "application/octet-stream"),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotAllowed, NotFound
     )
 )]
 pub(super) async fn artifact(

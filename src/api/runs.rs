@@ -14,8 +14,9 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::ask::NewRun;
-use super::error::{Error, ErrorBody};
+use super::error::Error;
 use super::extract::{Asked, At, Body, Caller};
+use super::refusal::{NotAllowed, NotBegun, NotFound, NotUnderstood};
 use crate::grant::Access;
 use crate::journal::{self, Filter, Row};
 use crate::supervisor::{self, Started};
@@ -90,15 +91,7 @@ pub(super) struct Which {
         (status = 201, description = "It was accepted, and begins", body = Run,
          headers(("location" = String, description = "The run's path"))),
         (status = 200, description = "It was accepted before", body = Run),
-        (status = 400, description = "`invalid_json`, `invalid_parameter`", body = ErrorBody),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`, `forbidden_agent`, `forbidden_account`, `forbidden_repo`, `sandbox_not_allowed`", body = ErrorBody),
-        (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
-        (status = 413, description = "`body_too_large`", body = ErrorBody),
-        (status = 415, description = "`unsupported_media_type`", body = ErrorBody),
-        (status = 422, description = "`invalid_request`, `no_such_agent`", body = ErrorBody),
-        (status = 429, description = "`too_many_runs`: of this grant", body = ErrorBody),
-        (status = 503, description = "`draining`, `overloaded`", body = ErrorBody)
+        NotBegun
     )
 )]
 pub(super) async fn create(
@@ -151,9 +144,7 @@ pub(super) fn id_header(run: &str) -> HeaderValue {
     responses(
         (status = 202, description = "The run, which will end soon", body = Run),
         (status = 200, description = "The run, which had ended", body = Run),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotAllowed, NotFound
     )
 )]
 pub(super) async fn cancel(
@@ -178,9 +169,7 @@ pub(super) async fn cancel(
     params(Which),
     responses(
         (status = 200, description = "The runs of this grant; of all grants for an admin", body = Runs),
-        (status = 400, description = "`invalid_parameter`", body = ErrorBody),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody)
+        NotUnderstood, NotAllowed
     )
 )]
 pub(super) async fn list(
@@ -216,9 +205,7 @@ pub(super) async fn list(
     params(("id" = String, Path, description = "The run")),
     responses(
         (status = 200, description = "The run", body = Run),
-        (status = 401, description = "`unauthorized`, `grant_revoked`, `grant_expired`", body = ErrorBody),
-        (status = 403, description = "`forbidden`", body = ErrorBody),
-        (status = 404, description = "`not_found`", body = ErrorBody)
+        NotAllowed, NotFound
     )
 )]
 pub(super) async fn show(

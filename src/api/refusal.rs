@@ -1,0 +1,68 @@
+//! How calls are refused, as the description tells it: what several calls have in common is said once, here.
+//!
+//! Nothing is ever made of these types; [`Error`](super::error::Error) is what answers.
+
+#![expect(dead_code, reason = "the description shows what the answers are made of")]
+
+use utoipa::IntoResponses;
+
+use super::error::ErrorBody;
+
+/// Whoever asks is not known, or may not.
+#[derive(IntoResponses)]
+pub(super) enum NotAllowed {
+    /// `unauthorized`, `grant_revoked`, `grant_expired`
+    #[response(status = 401)]
+    Unknown(ErrorBody),
+    /// `forbidden`
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+}
+
+/// What stands behind the path's `?` is not understood.
+#[derive(IntoResponses)]
+pub(super) enum NotUnderstood {
+    /// `invalid_parameter`
+    #[response(status = 400)]
+    Parameter(ErrorBody),
+}
+
+/// There is nothing of this name that the caller can see.
+#[derive(IntoResponses)]
+pub(super) enum NotFound {
+    /// `not_found`
+    #[response(status = 404)]
+    Missing(ErrorBody),
+}
+
+/// No run is begun.
+#[derive(IntoResponses)]
+pub(super) enum NotBegun {
+    /// `invalid_json`, `invalid_parameter`
+    #[response(status = 400)]
+    Malformed(ErrorBody),
+    /// `unauthorized`, `grant_revoked`, `grant_expired`
+    #[response(status = 401)]
+    Unknown(ErrorBody),
+    /// `forbidden`, `forbidden_agent`, `forbidden_account`, `forbidden_repo`, `sandbox_not_allowed`
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// `idempotency_conflict`
+    #[response(status = 409)]
+    Conflict(ErrorBody),
+    /// `body_too_large`
+    #[response(status = 413)]
+    TooLarge(ErrorBody),
+    /// `unsupported_media_type`
+    #[response(status = 415)]
+    MediaType(ErrorBody),
+    /// `invalid_request`, `no_such_agent`
+    #[response(status = 422)]
+    Invalid(ErrorBody),
+    /// `too_many_runs`: of this grant
+    #[response(status = 429)]
+    GrantFull(ErrorBody),
+    /// `draining`, `overloaded`
+    #[response(status = 503)]
+    Busy(ErrorBody),
+}
