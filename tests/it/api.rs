@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::process::PATIENCE;
 use crate::support::service::ask;
 
 /// A run that anybody could ask for.
@@ -25,11 +26,11 @@ fn chat(model: &str) -> Value {
     json!({"graphName": "sandbox:agent", "model": model, "messages": messages})
 }
 
-/// Waits until `holds`: a bound, not a measure.
+/// Waits until `holds`.
 async fn until(holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < Duration::from_mins(1), "it never holds");
+        assert!(begun.elapsed() < PATIENCE, "it never holds");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -17,6 +17,7 @@ use cogni_gateway::observe::metrics::table::{Family, Kind};
 use serde_json::Value;
 
 use crate::metrics::a_busy_morning;
+use crate::support::process::PATIENCE;
 
 /// G12: the dashboard asks for nothing that does not exist, by name and by label.
 #[test]
@@ -244,7 +245,7 @@ impl Prometheus {
         Self { process, address, _folder: folder }
     }
 
-    /// Asks until the answer will do. A minute is not a measure of speed but of patience.
+    /// Asks until the answer will do.
     fn wait_until(&self, query: &str, will_do: impl Fn(&Value) -> bool) {
         let begun = Instant::now();
         loop {
@@ -252,7 +253,7 @@ impl Prometheus {
             if answer.as_ref().is_some_and(&will_do) {
                 return;
             }
-            assert!(begun.elapsed() < Duration::from_mins(1), "{query}: {answer:?}");
+            assert!(begun.elapsed() < PATIENCE, "{query}: {answer:?}");
             std::thread::park_timeout(Duration::from_millis(200));
         }
     }
