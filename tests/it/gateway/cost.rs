@@ -53,7 +53,8 @@ fn a_frame_allocates_a_bounded_number_of_times() {
     };
     let of = |chunks| allocated(&stream(chunks), 1, |_| ());
     let (few, many) = (of(100), of(2100));
-    let each = (many - few).div_ceil(2000);
+    // On a busy machine frames come together, and the first of all calls pays for what is set up once.
+    let each = many.saturating_sub(few).div_ceil(2000);
     assert!(each <= MOST_PER_FRAME, "{each} allocations a frame");
 }
 
