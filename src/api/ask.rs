@@ -45,7 +45,7 @@ pub(super) struct NewRun {
     /// What the run may spend; what the agent and the grant allow at most holds in any case.
     #[serde(default)]
     pub(super) budget: Budget,
-    /// When the run is ended.
+    /// When the run is ended; what its agent allows at most holds in any case.
     #[serde(default, deserialize_with = "duration")]
     #[schema(value_type = Option<String>, pattern = "^([0-9]+(ms|s|m|h|d) ?)+$", example = "10m")]
     pub(super) max_runtime: Option<Duration>,

@@ -18,7 +18,7 @@ use super::extract::{Body, Caller};
 use super::refusal::NotBegun;
 use super::{Api, events, runs};
 use crate::base::drain::Drain;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Started, Supervisor};
 
 /// A chat, in the words of those who have always asked so.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -91,18 +91,32 @@ pub(super) async fn chat(
     headers: HeaderMap,
     Body(chat): Body<Chat>,
 ) -> Result<Response, Error> {
-    let policy = chat.on_disconnect;
-    let started = runs::start(&api, &caller, &headers, chat.into()).await?;
-    let is_ours_to_end = policy == OnDisconnect::Cancel && !started.is_known;
-    let leaving = is_ours_to_end.then(|| Leaving {
-        supervisor: api.supervisor.clone(),
-        tasks: api.tasks.clone(),
-        run: started.run.clone(),
-    });
-    let followed = api.supervisor.journal().follow(&started.run, 0);
+    let tasks = api.tasks.clone();
+    // The client may be gone before it is answered.
+    let (supervisor, run, leaving) = tasks.carry(begin(caller, api, headers, chat)).await?;
+    let followed = supervisor.journal().follow(&run, 0);
     let mut response = events::stream(until_end(Box::pin(followed), leaving)).into_response();
-    response.headers_mut().insert(RUN_ID, runs::id_header(&started.run));
+    response.headers_mut().insert(RUN_ID, runs::id_header(&run));
     Ok(response)
+}
+
+/// The run, with what ends it when that is dropped too early.
+async fn begin(
+    caller: Caller,
+    api: Arc<Api>,
+    headers: HeaderMap,
+    chat: Chat,
+) -> Result<(Supervisor, String, Option<Leaving>), Error> {
+    let policy = chat.on_disconnect;
+    let Started { run, is_known } = runs::start(&api, &caller, &headers, chat.into()).await?;
+    let is_ours_to_end = policy == OnDisconnect::Cancel && !is_known;
+    let supervisor = api.supervisor.clone();
+    let leaving = is_ours_to_end.then(|| Leaving {
+        supervisor: supervisor.clone(),
+        tasks: api.tasks.clone(),
+        run: run.clone(),
+    });
+    Ok((supervisor, run, leaving))
 }
 
 /// Ends a run whose client has gone away before its end.

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use hyper::rt::Executor;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -61,6 +62,21 @@ impl Drain {
             Some(all) => spawn(all.track_future(task)),
             None => spawn(task),
         }
+    }
+
+    /// Does all of it, also for somebody who stops waiting for the outcome: that is dropped then.
+    ///
+    /// # Panics
+    /// The task has.
+    pub async fn carry<F>(&self, task: F) -> F::Output
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let (done, outcome) = oneshot::channel();
+        self.spawn(async move {
+            let _ = done.send(task.await);
+        });
+        outcome.await.expect("the task sends what it comes to")
     }
 
     /// Counts work within a task of another group like a task of this one, until the token is dropped;

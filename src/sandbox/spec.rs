@@ -182,6 +182,10 @@ impl Limits {
         if self.max_runtime.is_zero() {
             return wrong("max_runtime", "0s".to_owned(), "give a time, such as 10m");
         }
+        if self.max_runtime > LONGEST {
+            let days = format!("{} days", self.max_runtime.as_secs() / 86_400);
+            return wrong("max_runtime", days, "give at most a year");
+        }
         Ok(())
     }
 }
@@ -198,6 +202,9 @@ impl Default for Limits {
         }
     }
 }
+
+/// Above it nobody means it, and arithmetic with clocks stays far from its ends.
+const LONGEST: Duration = Duration::from_hours(365 * 24);
 
 fn is_volume(name: &str) -> bool {
     let rest = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);

@@ -74,20 +74,28 @@ impl Supervisor {
     /// # Errors
     /// Why it is not accepted.
     pub async fn start(&self, wanted: Wanted, terms: Terms) -> Result<Started, Refused> {
-        let started = self.try_start(wanted, terms).await;
+        // Whoever asks may go away meanwhile; what is in the journal is conducted all the same.
+        let this = self.clone();
+        let start = async move { Box::pin(this.try_start(wanted, terms)).await };
+        let started = self.0.tasks.carry(start).await;
         started.inspect_err(|refused| self.0.seats.metrics().admission_refused(refused.code()))
     }
 
     async fn try_start(&self, wanted: Wanted, terms: Terms) -> Result<Started, Refused> {
+        let Terms { key, most } = terms;
+        if let Some(key) = &key
+            && let Some(known) = self.known(&wanted, key).await?
+        {
+            return Ok(known);
+        }
         if self.is_draining() {
             return Err(Refused::Draining);
         }
         let run = format!("run-{}", Uuid::now_v7());
         let model = self.0.check(&wanted, &run)?;
-        let Terms { key, most } = terms;
-        let Ok(place) = Arc::clone(&self.0.places).try_acquire_owned() else {
-            return self.known(&wanted, key.as_deref()).await;
-        };
+        let places = Arc::clone(&self.0.places);
+        let full = |_| Refused::Full(self.0.settings.max_runs);
+        let place = places.try_acquire_owned().map_err(full)?;
         let new = New {
             id: run.clone(),
             grant: wanted.grant.clone(),
@@ -110,18 +118,11 @@ impl Supervisor {
         }
     }
 
-    /// Where nothing new can begin: the run that was asked for before.
-    async fn known(&self, wanted: &Wanted, key: Option<&str>) -> Result<Started, Refused> {
-        let known = match key {
-            Some(key) => self.0.journal.keyed(&wanted.grant, key).await?,
-            None => None,
-        };
-        match known {
-            Some(row) if row.digest == wanted.digest() => {
-                Ok(Started { run: row.id, is_known: true })
-            }
-            Some(row) => Err(Refused::Conflict(row.id)),
-            None => Err(Refused::Full(self.0.settings.max_runs)),
+    /// The run that was asked for before, whether or not a new one could begin.
+    async fn known(&self, wanted: &Wanted, key: &str) -> Result<Option<Started>, Refused> {
+        match self.0.journal.keyed(&wanted.grant, key).await? {
+            Some(row) if row.digest != wanted.digest() => Err(Refused::Conflict(row.id)),
+            row => Ok(row.map(|row| Started { run: row.id, is_known: true })),
         }
     }
 

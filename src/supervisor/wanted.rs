@@ -142,7 +142,11 @@ impl Wanted {
     ) -> anyhow::Result<Order> {
         let request = self.request(run, settings, config);
         let config = self.config(run, settings, config);
-        request.order(config, settings.host.clone(), catalog)
+        let mut order = request.order(config, settings.host.clone(), catalog)?;
+        let longest = catalog.find(&self.agent)?.limits.limits().max_runtime;
+        let max_runtime = &mut order.spec.limits.max_runtime;
+        *max_runtime = longest.min(*max_runtime);
+        Ok(order)
     }
 
     /// The settings of its gateway.

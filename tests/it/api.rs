@@ -2,6 +2,7 @@
 
 mod chat;
 mod document;
+mod gone;
 mod operate;
 mod refusal;
 mod run;

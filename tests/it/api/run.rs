@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use cogni_gateway::catalog;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -32,6 +33,24 @@ async fn a_run_is_begun_once_for_each_key() {
     other.ended(of_other.json()["id"].as_str().unwrap()).await;
     let row = grant.ended(&id).await;
     assert_eq!((&row["error_code"], &row["result"]["ok"]), (&Value::Null, &json!(true)));
+    place.stop(service);
+}
+
+/// A1: its agent's entry says how long a run may take, whoever asks for more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_as_long_as_its_agent_allows() {
+    let place = Place::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = entry.replace("max_runtime = \"10m\"", "max_runtime = \"1s\"");
+    fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
+    place.write_config(&format!("agents_dir = {agents:?}"));
+    let service = place.start();
+    let mut asked = asked("fake/gate=1");
+    asked["max_runtime"] = "200000000000000d".into();
+    let run = service.run(&asked).await;
+    assert_eq!(service.ended(&run).await["error_code"], "timeout");
     place.stop(service);
 }
 

@@ -1,0 +1,70 @@
+//! A2, A4: a client that hangs up before it is answered leaves no run that nobody sees to.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{asked, chat, until};
+use crate::support::process::pause_for;
+use crate::support::service::{Grant, Place};
+
+/// A4: what has been accepted is run, whenever its client goes away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_client_hangs_up_at_once_is_run_all_the_same() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
+    hang_up(&place, &grant, "/api/v1/runs", &asked("fake"));
+    let rows = all_ended(&grant).await;
+    let wrong: Vec<_> = rows.iter().filter(|row| row["error_code"] != Value::Null).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    place.stop(service);
+}
+
+/// A2: a chat ends with its client, whenever that goes away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_whose_client_hangs_up_at_once_is_ended() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
+    // Nobody opens its gate: by itself it would not end.
+    hang_up(&place, &grant, "/api/v1/ai/chat", &chat("fake/text=one two;gate=1"));
+    let rows = all_ended(&grant).await;
+    let wrong: Vec<_> = rows.iter().filter(|row| row["error_code"] != "cancelled").collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    place.stop(service);
+}
+
+/// So many clients, of which each waits a little longer than the one before.
+fn hang_up(place: &Place, grant: &Grant, path: &str, body: &Value) {
+    let body = body.to_string();
+    for client in 0..CLIENTS {
+        let mut stream = UnixStream::connect(place.path().join("api.sock")).unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            grant.token,
+            body.len()
+        );
+        stream.write_all((head + &body).as_bytes()).unwrap();
+        pause_for(Duration::from_micros(u64::from(client) * 150));
+    }
+}
+
+/// All that were begun.
+async fn all_ended(grant: &Grant) -> Vec<Value> {
+    let rows = async || {
+        let listed = grant.get("/api/v1/runs?limit=200").await.json();
+        listed["runs"].as_array().unwrap().clone()
+    };
+    until(async || {
+        let rows = rows().await;
+        !rows.is_empty() && rows.iter().all(|row| row["state"] == json!("ended"))
+    })
+    .await;
+    rows().await
+}
+
+const CLIENTS: u32 = 40;
