@@ -170,13 +170,29 @@ impl App {
     }
 }
 
+/// That somebody wants the process to end.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    /// As soon as what is under way has ended.
+    pub shutdown: CancellationToken,
+    /// They have asked again, and do not want to wait.
+    pub hurry: CancellationToken,
+}
+
+impl Stop {
+    fn ask(&self) {
+        let asked = if self.shutdown.is_cancelled() { &self.hurry } else { &self.shutdown };
+        asked.cancel();
+    }
+}
+
 /// Turns signals into what they ask for: to stop, to open the logs anew after a rotation, or to read
 /// the configuration again.
 ///
 /// # Errors
 /// A handler cannot be installed.
 pub fn signals(
-    shutdown: CancellationToken,
+    stop: Stop,
     access_log: Arc<access_log::Log>,
     reload: impl Fn() -> anyhow::Result<()>,
 ) -> io::Result<impl Future<Output = std::convert::Infallible>> {
@@ -188,9 +204,9 @@ pub fn signals(
     Ok(async move {
         loop {
             tokio::select! {
-                _ = terminate.recv() => shutdown.cancel(),
-                _ = interrupt.recv() => shutdown.cancel(),
-                _ = quit.recv() => shutdown.cancel(),
+                _ = terminate.recv() => stop.ask(),
+                _ = interrupt.recv() => stop.ask(),
+                _ = quit.recv() => stop.ask(),
                 _ = reopen.recv() => if let Err(error) = access_log.reopen() {
                     tracing::error!(%error, "cannot open the access log anew");
                 },

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::audit::{self, Log, SigningKey, relay as event};
@@ -204,6 +205,21 @@ impl Relay {
         lease: &Lease,
         audit: &Log,
     ) -> Result<Delivered, Error> {
+        Box::pin(self.deliver_until(&CancellationToken::new(), order, lease, audit)).await
+    }
+
+    /// The same, for whoever waits until `leave` only, once the work is in the outbox. What is not done by then is left to
+    /// whoever takes the row up.
+    ///
+    /// # Errors
+    /// As [`Relay::deliver`].
+    pub async fn deliver_until(
+        self: &Arc<Self>,
+        leave: &CancellationToken,
+        order: Order,
+        lease: &Lease,
+        audit: &Log,
+    ) -> Result<Delivered, Error> {
         let relay = self.clone();
         let job = tokio::task::spawn_blocking(move || relay.outbox.add(&order)).await??;
         let Order { repository, state, announced, .. } = &job.order;
@@ -215,7 +231,21 @@ impl Relay {
             tree: &announced.tree.to_string(),
             commits: announced.commits,
         });
-        Box::pin(self.go(job, lease, audit)).await
+        let id = job.id.clone();
+        match leave.run_until_cancelled(Box::pin(self.go(job, lease, audit))).await {
+            Some(delivered) => delivered,
+            None => self.look(&id).await,
+        }
+    }
+
+    /// How far a row has come.
+    ///
+    /// # Errors
+    /// There is no such row, or the outbox does not work.
+    pub async fn look(self: &Arc<Self>, id: &str) -> Result<Delivered, Error> {
+        let (relay, id) = (self.clone(), id.to_owned());
+        let looked = move || Ok(Delivered::of(&relay.outbox.get(&id)?, &relay.settings.state));
+        tokio::task::spawn_blocking(looked).await?
     }
 
     fn mirror(&self, repository: &Repository) -> Result<Mirror, Error> {

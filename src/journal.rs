@@ -6,7 +6,8 @@
 //!    └────────────────┘
 //! ```
 //!
-//! **Invariant:** a row moves along these arrows only. Its last events are written with its end, or neither is.
+//! **Invariant:** a row moves along these arrows only. Its last events are written with its end, or neither is; and
+//! they are told only then, so that nobody is told of an end that a crash takes back.
 //!
 //! A run that is not over has its events in memory, too, where its watchers [follow](Journal::follow) them; they reach
 //! the file a moment later. What a run may have there is bounded; see [`feed`].
@@ -84,16 +85,21 @@ impl Journal {
         })
     }
 
-    /// A run that this process had not before: its events go on where they ended.
+    /// A run that this process had not before: its events go on after all that were ever told.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub async fn resume(&self, run: &str) -> Result<Feed, db::Error> {
-        let id = run.to_owned();
-        let last = "SELECT coalesce(max(seq), 0) FROM event WHERE run = ?1";
-        let last: i64 =
+    pub async fn resume(&self, run: &Row) -> Result<Feed, db::Error> {
+        let id = run.id.clone();
+        let last = "SELECT max(seq) FROM event WHERE run = ?1";
+        let last: Option<i64> =
             self.database.read(move |view| view.query_row(last, [id], |row| row.get(0))).await?;
-        Ok(self.go_live(run, last.cast_unsigned()))
+        // Of a run that has not begun nobody was told anything.
+        let first = match (last, run.state) {
+            (None, State::Queued) => 0,
+            (last, _) => feed::begin_after(last.unwrap_or_default().cast_unsigned()),
+        };
+        Ok(self.go_live(&run.id, first))
     }
 
     /// Writes down that a run begins. What it was asked is needed no more, and forgotten: `wanted` takes its place.
@@ -107,17 +113,16 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes down how a run has ended, and all that its watchers were told.
+    /// Writes down how a run has ended, with all that its watchers were told, and tells them the last of it.
     ///
     /// # Errors
     /// It cannot be written; it may be tried again.
     pub async fn end(&self, feed: &Feed, ended: Ended) -> Result<(), db::Error> {
         let (run, now) = (feed.run().to_owned(), now());
-        let unsaved = feed.unsaved();
-        let last = unsaved.last().map(|event| event.seq);
+        let (unsaved, last) = (feed.unsaved(), feed.last(&ended.words));
+        let words = last.clone();
         let ending = move |change: &Transaction<'_>| {
-            save(change, &run, &unsaved)?;
-            change.execute(
+            let moved = change.execute(
                 "UPDATE run SET state = 'ended', ended = :now, error_code = :code, result = :result, stdout = :stdout,
                  stderr = :stderr WHERE id = :run AND state <> 'ended'",
                 named_params! {
@@ -128,13 +133,23 @@ impl Journal {
                     ":stdout": ended.stdout,
                     ":stderr": ended.stderr,
                 },
-            )
+            )?;
+            if moved == 1 {
+                save(change, &run, &unsaved)?;
+                save(change, &run, &words)?;
+            }
+            Ok(moved == 1)
         };
-        self.database.write(ending).await?;
-        feed.saved(last);
-        feed.close();
+        let is_first = self.database.write(ending).await?;
+        feed.end(if is_first { last } else { vec![] });
         self.live().remove(feed.run());
         Ok(())
+    }
+
+    /// Sends the watchers of a run away that is left as it is, for another process.
+    pub fn part(&self, feed: &Feed) {
+        feed.end(vec![]);
+        self.live().remove(feed.run());
     }
 
     /// Writes a run's events as they come, until it is over. What cannot be written is tried again.

@@ -29,6 +29,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
@@ -140,6 +141,17 @@ impl Inside {
     }
 }
 
+/// How whoever has begun a run has it in hand until its end.
+#[derive(Debug, Default)]
+pub struct Reins {
+    /// Ends its program. When that has ended it changes nothing any more: the work is brought to its branch.
+    pub cancel: CancellationToken,
+    /// Leaves the rest of the delivery, once it is in the outbox, to whoever takes it up there.
+    pub leave: CancellationToken,
+    /// Is told what the agent has answered as soon as it has ended, before anything becomes of its work.
+    pub answered: Option<oneshot::Sender<Envelope>>,
+}
+
 /// A run whose socket is bound and whose log is open, or whose gateway's container has all it needs for that.
 #[must_use = "a slot that was claimed for it is left behind if it does not run"]
 pub struct Prepared {
@@ -221,24 +233,21 @@ impl Prepared {
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
         let output = Output::new(self.max_output_bytes(), live);
-        Box::pin(self.run_into(output, cancel)).await
+        Box::pin(self.run_into(output, Reins { cancel, ..Reins::default() })).await
     }
 
     /// As [`run`](Self::run), for who listens in another way.
     pub async fn run_into<W: AsyncWrite + Unpin>(
         self,
         output: Output<W>,
-        cancel: CancellationToken,
+        reins: Reins,
     ) -> RunResult {
         let span = self.gateway.run().map_or_else(Span::none, |run| run.log_span());
-        Box::pin(self.drive(output, cancel)).instrument(span).await
+        Box::pin(self.drive(output, reins)).instrument(span).await
     }
 
-    async fn drive<W: AsyncWrite + Unpin>(
-        self,
-        mut output: Output<W>,
-        cancel: CancellationToken,
-    ) -> RunResult {
+    async fn drive<W: AsyncWrite + Unpin>(self, mut output: Output<W>, reins: Reins) -> RunResult {
+        let Reins { cancel, leave, answered } = reins;
         let Self { gateway, run, driver, order, mut sandbox, .. } = self;
         let Self { directories, is_agent, target, policy, .. } = self;
         let begun = Instant::now();
@@ -271,12 +280,20 @@ impl Prepared {
                 traced::sandbox(trace, driver.name(), asked, &ended);
             }
             let asked = SystemTime::now();
+            let answer = is_agent.then(|| Envelope::parse(&output.stdout.clone().finish().text));
+            let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());
+            if let (Some(answered), Some(heard)) = (answered, heard) {
+                here.iter().for_each(|run| run.audit.flush());
+                // Nobody has to listen.
+                let _ = answered.send(heard.clone());
+            }
             // The log is open as long as the gateway serves.
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
-                    let words = Words { body: said(is_agent, &output), ..Words::default() };
-                    let source = Source { run, policy: &policy, is_ok, words };
+                    let body = heard.map(Envelope::text).unwrap_or_default();
+                    let words = Words { body, ..Words::default() };
+                    let source = Source { run, policy: &policy, is_ok, words, leave: &leave };
                     Some(Box::pin(target.deliver(&driver, &order, source)).await)
                 }
                 _ => None,
@@ -285,9 +302,9 @@ impl Prepared {
                 traced::relay(trace, asked, relayed);
             }
             stop.cancel();
-            (ended, relayed)
+            (ended, answer, relayed)
         };
-        let ((served, calls), (ended, relayed)) = tokio::join!(serve, live);
+        let ((served, calls), (ended, answer, relayed)) = tokio::join!(serve, live);
         // Nothing is done in the workspace any more.
         drop((sandbox, directories));
         log_end(&ended);
@@ -297,7 +314,7 @@ impl Prepared {
             calls,
             stdout: output.stdout.finish(),
             stderr: output.stderr.finish(),
-            is_agent,
+            answer,
             relayed,
             is_exhausted: signals.exhausted.is_cancelled(),
             elapsed: begun.elapsed(),
@@ -318,13 +335,6 @@ fn place(config: &mut Config, spec: &mut RunSpec, directory: &Directory) {
     } else {
         config.listen.socket_mode = 0o666;
     }
-}
-
-/// What an agent has answered, for whoever looks at its work.
-fn said<W: AsyncWrite + Unpin>(is_agent: bool, output: &Output<W>) -> String {
-    let stdout = || output.stdout.clone().finish().text;
-    let envelope = is_agent.then(|| Envelope::parse(&stdout()).ok()).flatten();
-    envelope.map(|envelope| envelope.text()).unwrap_or_default()
 }
 
 fn log_end(ended: &Result<Ended, sandbox::Error>) {

@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`wanted`] is what somebody asks for; [`admission`] says yes or no; [`conduct`] takes one run from its
 //! row to its end, with what the agent says turned into events by [`script`] and what its calls come to by [`bill`];
-//! [`recovery`] does for another process's runs what that process cannot do any more.
+//! [`recovery`] does for another process's runs what that process cannot do any more, and [`delivering`] what it was
+//! about to.
 //!
 //! **Invariant:** a run that was accepted is in the journal, and ends there exactly once.
 //!
@@ -11,6 +12,7 @@
 mod admission;
 mod bill;
 mod conduct;
+mod delivering;
 mod ending;
 mod lock;
 mod models;
@@ -22,14 +24,13 @@ pub mod wanted;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::Seats;
@@ -99,7 +100,10 @@ struct Shared {
     models: Models,
     places: Arc<Semaphore>,
     live: Mutex<HashMap<String, CancellationToken>>,
-    is_draining: AtomicBool,
+    /// Nothing new begins.
+    draining: CancellationToken,
+    /// Deliveries are not waited for any longer.
+    leave: CancellationToken,
     tasks: Drain,
     _lock: Lock,
 }
@@ -131,7 +135,8 @@ impl Supervisor {
             models: Models::default(),
             places: Arc::new(Semaphore::new(settings.max_runs)),
             live: Mutex::default(),
-            is_draining: AtomicBool::new(false),
+            draining: CancellationToken::new(),
+            leave: CancellationToken::new(),
             tasks: Drain::default(),
             _lock: lock,
             settings,
@@ -142,7 +147,8 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Ends a run; it is over some moments later. One that has ended stays as it is.
+    /// Ends a run; it is over some moments later. One that has ended stays as it is, and one whose agent has ended brings
+    /// its work to its branch first.
     ///
     /// # Errors
     /// There is none, or the journal cannot be read.
@@ -181,7 +187,7 @@ impl Supervisor {
     }
 
     pub fn is_draining(&self) -> bool {
-        self.0.is_draining.load(Ordering::Relaxed)
+        self.0.draining.is_cancelled()
     }
 
     /// The file of a run's audit log.
@@ -218,15 +224,19 @@ impl Supervisor {
         tokio::join!(sweep.forever(SWEEP_EVERY, stop.clone()), residents, stock, housekeeping);
     }
 
-    /// Accepts nothing more, lets runs end until `deadline`, then cancels them, and waits for their ends.
-    pub async fn drain(&self, deadline: Instant) {
-        self.0.is_draining.store(true, Ordering::Relaxed);
-        let finish = self.0.tasks.finish(NEVER);
-        let mut finish = std::pin::pin!(finish);
-        if timeout_at(deadline, finish.as_mut()).await.is_ok() {
-            return;
+    /// Accepts nothing more and begins nothing more, lets runs end until `deadline` or `hurry`, then cancels them, and
+    /// waits for their ends. What is on its way to a branch by then is left to the outbox, and what has not begun to the
+    /// next process.
+    pub async fn drain(&self, deadline: Instant, hurry: &CancellationToken) {
+        self.0.draining.cancel();
+        let mut finish = std::pin::pin!(self.0.tasks.finish(NEVER));
+        tokio::select! {
+            _ = finish.as_mut() => return,
+            () = sleep_until(deadline) => (),
+            () = hurry.cancelled() => (),
         }
         tracing::warn!(runs = self.live(), "runs have not ended in time, and are cancelled");
+        self.0.leave.cancel();
         for live in self.0.live().values() {
             live.cancel();
         }

@@ -19,7 +19,7 @@ use super::extract::{Asked, At, Caller};
 use super::refusal::{NotAllowed, NotFound, NotUnderstood};
 use crate::audit::read;
 use crate::audit::verify::{self, Report};
-use crate::delivery::outbox::{self, Job, Verdict};
+use crate::delivery::outbox::{Job, Verdict};
 use crate::grant::Access;
 use crate::journal::{Row, State as Progress};
 use crate::relay::Artifacts;
@@ -265,11 +265,7 @@ async fn readable(api: &Api, caller: &Caller, id: &str) -> Result<Row, Error> {
 /// What of a run is in the outbox.
 async fn jobs(api: &Api, row: Row) -> Result<Vec<Job>, Error> {
     let Some(relay) = api.supervisor.relay().cloned() else { return Ok(vec![]) };
-    let listed = tokio::task::spawn_blocking(move || {
-        let mut jobs = relay.outbox().list(false)?;
-        jobs.retain(|job| job.order.facts.run == row.id);
-        Ok::<_, outbox::Error>(jobs)
-    });
+    let listed = tokio::task::spawn_blocking(move || relay.outbox().of_run(&row.id));
     listed.await.map_err(Error::internal)?.map_err(Error::internal)
 }
 

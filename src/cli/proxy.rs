@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use clap::{ArgMatches, Command};
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::flags;
 use crate::admin::Admin;
-use crate::app::{App, By, Runs};
+use crate::app::{App, By, Runs, Stop};
 use crate::config::{Config, SETTINGS};
 
 /// The command and its flags: one for each setting.
@@ -39,18 +38,18 @@ pub(super) fn serve(
         // First: who finds another process at its place must not touch the runs' records.
         let admin = Admin::bind(&config.admin)?;
         let app = App::build(config)?;
-        let shutdown = CancellationToken::new();
+        let stop = Stop::default();
         let (reload, runs) = (Arc::new(app.reload()), app.runs().clone());
         let by = |by| {
             let (reload, configure) = (Arc::clone(&reload), configure.clone());
             move || reload(by, configure())
         };
-        let signals = crate::app::signals(shutdown.clone(), app.access_log(), by(By::Signal))?;
+        let signals = crate::app::signals(stop.clone(), app.access_log(), by(By::Signal))?;
         let span = app.log_span();
         let operators = operators(admin.as_ref(), runs, by(By::Admin));
         tokio::select! {
             biased;
-            served = app.serve(shutdown).instrument(span) => served?,
+            served = app.serve(stop.shutdown).instrument(span) => served?,
             never = signals => match never {},
             never = operators => match never {},
         }

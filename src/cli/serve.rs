@@ -47,8 +47,10 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let read = move || Given::read(&matches, |name| std::env::var(name).ok());
     let given = read()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(Box::pin(serve(given, read)))?;
-    Ok(ExitCode::SUCCESS)
+    let served = runtime.block_on(Box::pin(serve(given, read)));
+    // What git is still at is in the outbox.
+    runtime.shutdown_timeout(LAST_WORDS);
+    served.map(|()| ExitCode::SUCCESS)
 }
 
 async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow::Result<()> {
@@ -86,14 +88,14 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         availability: Availability::new(machine),
         tasks: Drain::default(),
     });
-    let shutdown = CancellationToken::new();
+    let stop = app::Stop::default();
     let reload = || reload(&given, &supervisor, read());
-    let signals = app::signals(shutdown.clone(), seats.access_log(), reload)?;
+    let signals = app::signals(stop.clone(), seats.access_log(), reload)?;
     let watch = watch(&given, books, &seats)?;
     let service = Service { listener, metrics, seats, supervisor: supervisor.clone(), api, watch };
     tokio::select! {
         biased;
-        served = service.run(shutdown, serve.drain_timeout) => served,
+        served = service.run(stop, serve.drain_timeout) => served,
         never = signals => match never {},
     }
 }
@@ -109,7 +111,7 @@ struct Service {
 }
 
 impl Service {
-    async fn run(self, shutdown: CancellationToken, patience: Duration) -> anyhow::Result<()> {
+    async fn run(self, told: app::Stop, patience: Duration) -> anyhow::Result<()> {
         let Self { listener, metrics, seats, supervisor, api, watch } = self;
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
@@ -126,10 +128,10 @@ impl Service {
             crate::base::metrics::serve(metrics, pages, stop.cancelled()).await;
         };
         let ended = async {
-            shutdown.cancelled().await;
+            told.shutdown.cancelled().await;
             tracing::info!(runs = supervisor.live(), "draining");
             // Who asks whether we are ready is answered, and who watches a run sees its end.
-            supervisor.drain(Instant::now() + patience).await;
+            supervisor.drain(Instant::now() + patience, &told.hurry).await;
             stop.cancel();
             tasks.finish(LAST_WORDS).await;
         };

@@ -129,6 +129,14 @@ impl Outbox {
         self.select(what, &[])
     }
 
+    /// What came out of a run's sandbox; oldest first.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn of_run(&self, run: &str) -> Result<Vec<Job>, Error> {
+        self.select("run = ?1", &[&run])
+    }
+
     /// What waits to be taken up again, and has waited long enough; oldest first.
     ///
     /// # Errors

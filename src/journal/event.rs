@@ -5,11 +5,12 @@ use std::sync::Arc;
 use rusqlite::Row;
 use rusqlite::types::Type;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// One thing that happened in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Counts the run's events from 1.
+    /// Counts the run's events from 1, and from the next hundred thousand where another process has taken the run up.
     pub seq: u64,
     /// Milliseconds since 1970.
     pub at_ms: i64,
@@ -39,6 +40,13 @@ pub enum Kind {
     Done,
     /// The run has ended, and its work is where it is.
     Final,
+}
+
+impl Event {
+    /// As it happens.
+    pub(super) fn now(seq: u64, kind: Kind, data: &Value) -> Self {
+        Self { seq, at_ms: super::now(), kind, data: data.to_string().into() }
+    }
 }
 
 impl Kind {

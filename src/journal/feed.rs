@@ -2,15 +2,17 @@
 //!
 //! **Invariant:** a run has no more than [`MAX_EVENTS`] events and [`MAX_BYTES`] of details here. What is left out is
 //! the detail that comes after; how the run ends is always told.
+//!
+//! **Invariant:** no two events of a run have one number, also where the first was told, lost with its process, and the
+//! second told by another: each process [begins](begin_after) with numbers that no earlier one can have used.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::event::{Event, Kind};
-use super::millis;
 
 /// A handle to the events of one run.
 #[derive(Clone, Debug)]
@@ -47,20 +49,24 @@ impl Feed {
 
     /// Tells the watchers, if there is room for it.
     pub fn tell(&self, kind: Kind, data: &Value) {
-        let data: Arc<str> = data.to_string().into();
-        let at_ms = millis(SystemTime::now());
         let mut told = self.told();
+        let seq = self.0.first + told.events.len() as u64 + 1;
+        let event = Event::now(seq, kind, data);
         if kind.is_detail() {
-            if told.events.len() >= MAX_EVENTS || told.bytes + data.len() > MAX_BYTES {
+            if told.events.len() >= MAX_EVENTS || told.bytes + event.data.len() > MAX_BYTES {
                 told.dropped += 1;
                 return;
             }
-            told.bytes += data.len();
+            told.bytes += event.data.len();
         }
-        let seq = self.0.first + told.events.len() as u64 + 1;
-        told.events.push(Event { seq, at_ms, kind, data });
+        told.events.push(event);
         drop(told);
         self.0.changed.send_modify(|(last, _)| *last = seq);
+    }
+
+    /// Whether something of this kind was told, since this process has had the run.
+    pub fn has_told(&self, kind: Kind) -> bool {
+        self.told().events.iter().rev().any(|event| event.kind == kind)
     }
 
     /// How many details were left out.
@@ -72,9 +78,21 @@ impl Feed {
         self.0.first
     }
 
-    /// Nothing will be told any more.
-    pub(super) fn close(&self) {
-        self.0.changed.send_modify(|(_, is_over)| *is_over = true);
+    /// The events that `words` will be, once they are in the file. Nothing else is told meanwhile.
+    pub(super) fn last(&self, words: &[(Kind, Value)]) -> Vec<Event> {
+        let next = self.0.first + self.told().events.len() as u64 + 1;
+        let numbered = (next..).zip(words);
+        numbered.map(|(seq, (kind, data))| Event::now(seq, *kind, data)).collect()
+    }
+
+    /// Tells the last events, which are in the file as all others are.
+    pub(super) fn end(&self, last: Vec<Event>) {
+        let mut told = self.told();
+        told.events.extend(last);
+        told.saved = told.events.len();
+        let last = self.0.first + told.saved as u64;
+        drop(told);
+        self.0.changed.send_modify(|changed| *changed = (last, true));
     }
 
     /// Some events after one, as soon as there are any; none after the last.
@@ -118,8 +136,17 @@ impl Feed {
     }
 }
 
+/// Where the numbers of a process begin that takes up a run of which `last` is in the file. Its watchers may have been
+/// told more than that, and come back with a number that was never written down.
+pub(super) fn begin_after(last: u64) -> u64 {
+    (last / NUMBERS + 1) * NUMBERS
+}
+
 /// Of one run. An answer of a million words has fewer.
 pub const MAX_EVENTS: usize = 20_000;
+
+/// What one process has to number a run's events with: more than a run can have.
+const NUMBERS: u64 = 100_000;
 
 /// Of one run's details: as much as a run's output is kept by default.
 pub const MAX_BYTES: usize = 1 << 20;

@@ -5,6 +5,8 @@ use rusqlite::{Connection, Row as Columns, named_params};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::event::Kind;
+
 /// A run that somebody asks for.
 #[derive(Clone, Debug)]
 pub struct New {
@@ -35,6 +37,8 @@ pub struct Ended {
     pub result: Option<String>,
     pub stdout: String,
     pub stderr: String,
+    /// What its watchers are told when all of this is written down, and nothing after.
+    pub words: Vec<(Kind, Value)>,
 }
 
 /// A run, without what it has printed.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::Serialize;
 use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
 
 use super::directory::Directory;
 use crate::delivery::outbox;
@@ -187,7 +188,7 @@ impl Target {
             artifacts: artifacts.directory().to_owned(),
             pull_request: (self.wants_pull_request && source.is_ok).then_some(source.words),
         };
-        Ok(Some(self.relay.deliver(order, lease, &source.run.audit).await?))
+        Ok(Some(self.relay.deliver_until(source.leave, order, lease, &source.run.audit).await?))
     }
 }
 
@@ -212,6 +213,8 @@ pub(super) struct Source<'a> {
     /// Only then somebody is asked to look at it.
     pub(super) is_ok: bool,
     pub(super) words: outbox::Words,
+    /// What is in the outbox by then is not waited for any longer.
+    pub(super) leave: &'a CancellationToken,
 }
 
 impl fmt::Debug for Target {

@@ -119,8 +119,8 @@ pub(super) struct Outcome {
     pub(super) calls: Calls,
     pub(super) stdout: Captured,
     pub(super) stderr: Captured,
-    /// Whether its program is an agent, which prints an envelope.
-    pub(super) is_agent: bool,
+    /// What stands on the standard output of a program that is an agent.
+    pub(super) answer: Option<Result<Envelope, Invalid>>,
     pub(super) relayed: Option<Relayed>,
     /// No further call would have been let through.
     pub(super) is_exhausted: bool,
@@ -129,9 +129,9 @@ pub(super) struct Outcome {
 
 impl Outcome {
     pub(super) fn into_result(self, run: String) -> RunResult {
-        let agent = self.is_agent.then(|| Envelope::parse(&self.stdout.text));
-        let error_code = self.error_code(agent.as_ref());
-        let Self { ended, served, calls, stdout, stderr, relayed, elapsed, .. } = self;
+        let error_code = self.error_code(self.answer.as_ref());
+        let Self { answer: agent, ended, served, calls, stdout, stderr, relayed, elapsed, .. } =
+            self;
         let (ended, error) = match (ended, served) {
             (Err(error), _) => {
                 (Ended::default(), Some(format!("{:#}", anyhow::Error::from(error))))

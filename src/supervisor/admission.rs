@@ -6,7 +6,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Shared, Supervisor, Wanted};
+use super::conduct::Failed;
+use super::{Shared, Supervisor, Wanted, ending};
 use crate::base::db;
 use crate::catalog;
 use crate::journal::{Added, Feed, New};
@@ -131,18 +132,44 @@ impl Supervisor {
         let (shared, cancel) = (Arc::clone(&self.0), CancellationToken::new());
         shared.live().insert(feed.run().to_owned(), cancel.clone());
         self.0.tasks.spawn(async move {
-            let place = match place {
-                Some(place) => Some(place),
-                None => Arc::clone(&shared.places).acquire_owned().await.ok(),
+            let turn = match place {
+                Some(place) => Turn::Begins(place),
+                None => shared.turn(&cancel).await,
             };
-            Box::pin(shared.run_to_its_end(&wanted, &feed, cancel)).await;
+            match turn {
+                Turn::Begins(_place) => {
+                    Box::pin(shared.run_to_its_end(&wanted, &feed, cancel)).await;
+                }
+                Turn::Cancelled => {
+                    let done = Err(Failed::Cancelled);
+                    shared.end(&feed, ending::of(done, &feed)).await;
+                }
+                Turn::Left => shared.journal.part(&feed),
+            }
             shared.live().remove(feed.run());
-            drop(place);
         });
     }
 }
 
+/// What becomes of a run that waits for a place.
+enum Turn {
+    Begins(Place),
+    Cancelled,
+    /// The process ends before it: the next one begins it.
+    Left,
+}
+
 impl Shared {
+    async fn turn(&self, cancel: &CancellationToken) -> Turn {
+        let places = Arc::clone(&self.places);
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => Turn::Cancelled,
+            () = self.draining.cancelled() => Turn::Left,
+            place = places.acquire_owned() => place.map_or(Turn::Left, Turn::Begins),
+        }
+    }
+
     /// All that can be told without making anything. Returns the model.
     fn check(&self, wanted: &Wanted, run: &str) -> Result<String, Refused> {
         let catalog = self.catalog.load();

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::future::pending;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -19,13 +18,15 @@ pub(super) struct Bill<'a> {
     feed: &'a Feed,
     log: PathBuf,
     reader: Option<facts::Reader>,
+    /// Read, and not booked yet: whoever waits for that may be gone before.
+    read: Vec<Fact>,
     /// The calls of which watchers have been told by an earlier process.
     told: HashSet<String>,
 }
 
 impl<'a> Bill<'a> {
     pub(super) fn new(books: &'a Books, feed: &'a Feed, log: &Path) -> Self {
-        Self { books, feed, log: log.to_owned(), reader: None, told: HashSet::new() }
+        Self { books, feed, log: log.to_owned(), reader: None, read: vec![], told: HashSet::new() }
     }
 
     /// Where an earlier process has begun to tell, to those who count on being told once.
@@ -38,7 +39,7 @@ impl<'a> Bill<'a> {
     }
 
     /// For as long as it is polled.
-    pub(super) async fn follow(&mut self, ledger: Option<Arc<Ledger>>) -> Infallible {
+    pub(super) async fn follow(&mut self, ledger: Option<&Ledger>) -> Infallible {
         let Some(ledger) = ledger else { return pending().await };
         loop {
             ledger.closed().await;
@@ -46,6 +47,21 @@ impl<'a> Bill<'a> {
             tokio::time::sleep(FLUSH).await;
             self.take().await;
         }
+    }
+
+    /// Books what is new when the agent has ended. Its calls end with it; one that is drained for longer is told of later.
+    pub(super) async fn take_last(&mut self, ledger: Option<&Ledger>) {
+        let Some(ledger) = ledger else { return };
+        if ledger.status().open_calls > 0 {
+            let closed = async {
+                while ledger.status().open_calls > 0 {
+                    ledger.closed().await;
+                }
+                tokio::time::sleep(FLUSH).await;
+            };
+            let _ = tokio::time::timeout(LINGER, closed).await;
+        }
+        self.take().await;
     }
 
     /// Books what is new. What cannot be booked now is when the run has ended, or when it is recovered.
@@ -60,13 +76,13 @@ impl<'a> Bill<'a> {
             self.reader = Some(facts::Reader::open(&self.log));
         }
         let Some(reader) = &mut self.reader else { return Ok(()) };
-        let facts = reader.read_new()?;
-        if facts.is_empty() {
+        self.read.extend(reader.read_new()?);
+        if self.read.is_empty() {
             return Ok(());
         }
-        self.books.record(&facts).await?;
-        for fact in facts.iter().filter(|fact| !self.told.contains(&fact.call_id)) {
-            self.feed.tell(Kind::UsageReport, &report(fact));
+        self.books.record(&self.read).await?;
+        for fact in self.read.drain(..).filter(|fact| !self.told.contains(&fact.call_id)) {
+            self.feed.tell(Kind::UsageReport, &report(&fact));
         }
         Ok(())
     }
@@ -92,3 +108,6 @@ fn report(fact: &Fact) -> Value {
 
 /// The audit log reaches the kernel within this.
 const FLUSH: Duration = Duration::from_millis(120);
+
+/// An answer is not kept from its watchers for longer than this.
+const LINGER: Duration = Duration::from_millis(500);

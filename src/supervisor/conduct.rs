@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures_util::FutureExt;
 use serde_json::json;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +18,7 @@ use crate::catalog::Entry;
 use crate::journal::{Ended, Feed, Kind};
 use crate::runner::delivery::{Relayed, Target};
 use crate::runner::residents::Unclaimed;
-use crate::runner::{ErrorCode, Order, Prepared, RunResult};
+use crate::runner::{ErrorCode, Order, Prepared, Reins, RunResult};
 use crate::sandbox::output::{Output, Stream};
 
 /// Why there is no result.
@@ -146,11 +147,26 @@ impl Shared {
         let output = Output::of(Stream::Stderr, prepared.max_output_bytes(), script);
         let mut bill = Bill::new(&self.books, feed, &self.settings.audit_log(feed.run()));
         let ledger = prepared.ledger();
+        let ledger = ledger.as_deref();
+        let (answered, answer) = oneshot::channel();
+        let reins = Reins { cancel, leave: self.leave.clone(), answered: Some(answered) };
         // Boxed without its type: the compiler looks for `Send` through all of it otherwise, and gives up.
-        let run = prepared.run_into(output, cancel).boxed();
+        let run = prepared.run_into(output, reins).boxed();
+        let told = async {
+            let answer = tokio::select! {
+                answer = answer => answer.ok(),
+                never = bill.follow(ledger) => match never {},
+            };
+            // Its work may be on its way for longer.
+            if let Some(answer) = answer {
+                bill.take_last(ledger).await;
+                feed.tell(Kind::AssistantFinal, &ending::answer(&answer));
+            }
+            bill.follow(ledger).await
+        };
         let result = tokio::select! {
             result = run => result,
-            never = bill.follow(ledger) => match never {},
+            never = told => match never {},
         };
         bill.take().await;
         result

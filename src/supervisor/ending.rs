@@ -1,12 +1,12 @@
-//! How a run has ended, in the last words to its watchers and in its row.
+//! How a run has ended: what is written down of it, with the last words to its watchers.
 
 use serde_json::{Value, json};
 
 use super::conduct::Failed;
+use crate::delivery::Delivered;
 use crate::journal::{Ended, Feed, Kind};
-use crate::runner::RunResult;
+use crate::runner::{Envelope, RunResult};
 
-/// Tells the watchers, and returns what is written down.
 pub(super) fn of(done: Result<RunResult, Failed>, feed: &Feed) -> Ended {
     match done {
         Ok(result) => of_result(result, feed),
@@ -17,28 +17,56 @@ pub(super) fn of(done: Result<RunResult, Failed>, feed: &Feed) -> Ended {
 /// A run that has no result.
 pub(super) fn failed(code: &str, message: &str, feed: &Feed) -> Ended {
     let result = json!({"run_id": feed.run(), "ok": false, "error_code": code, "error": message});
-    feed.tell(Kind::Error, &json!({"code": code, "message": message}));
-    feed.tell(Kind::Done, &json!({}));
-    feed.tell(Kind::Final, &result);
+    without_result(code, message, result)
+}
+
+/// A run whose process has ended before it. Its work may have come further.
+pub(super) fn interrupted(relay: Option<&Delivered>, feed: &Feed) -> Ended {
+    let message = "the service was ended while the run was under way";
+    let mut result = json!({
+        "run_id": feed.run(),
+        "ok": false,
+        "error_code": INTERRUPTED,
+        "error": message,
+    });
+    if let Some(relay) = relay {
+        result["relay"] = serde_json::to_value(relay).expect("a delivery has texts as keys");
+    }
+    without_result(INTERRUPTED, message, result)
+}
+
+/// What an agent has answered, as its watchers are told.
+pub(super) fn answer(envelope: &Envelope) -> Value {
+    json!({"text": envelope.text(), "payloads": envelope.payloads})
+}
+
+fn without_result(code: &str, message: &str, result: Value) -> Ended {
     Ended {
         error_code: Some(code.to_owned()),
         result: Some(result.to_string()),
+        words: vec![
+            (Kind::Error, json!({"code": code, "message": message})),
+            (Kind::Done, json!({})),
+            (Kind::Final, result),
+        ],
         ..Ended::default()
     }
 }
 
 fn of_result(mut result: RunResult, feed: &Feed) -> Ended {
     let (stdout, stderr) = (std::mem::take(&mut result.stdout), std::mem::take(&mut result.stderr));
-    if let Some(envelope) = &result.agent {
-        let text = json!({"text": envelope.text(), "payloads": envelope.payloads});
-        feed.tell(Kind::AssistantFinal, &text);
+    let mut words = vec![];
+    if let Some(envelope) = &result.agent
+        && !feed.has_told(Kind::AssistantFinal)
+    {
+        words.push((Kind::AssistantFinal, answer(envelope)));
     }
     let code = result.error_code.map(|code| code.to_string());
     if let Some(code) = &code {
         let message = result.error.as_deref().unwrap_or("the run was not ok");
-        feed.tell(Kind::Error, &json!({"code": code, "message": message}));
+        words.push((Kind::Error, json!({"code": code, "message": message})));
     }
-    feed.tell(Kind::Done, &json!({"exit_code": result.exit_code}));
+    words.push((Kind::Done, json!({"exit_code": result.exit_code})));
     let mut whole = serde_json::to_value(&result).expect("a result has texts as keys");
     if let Value::Object(fields) = &mut whole {
         fields.remove("stdout");
@@ -47,6 +75,9 @@ fn of_result(mut result: RunResult, feed: &Feed) -> Ended {
     if feed.dropped() > 0 {
         whole["events_dropped"] = feed.dropped().into();
     }
-    feed.tell(Kind::Final, &whole);
-    Ended { error_code: code, result: Some(whole.to_string()), stdout, stderr }
+    let result = Some(whole.to_string());
+    words.push((Kind::Final, whole));
+    Ended { error_code: code, result, stdout, stderr, words }
 }
+
+const INTERRUPTED: &str = "interrupted";

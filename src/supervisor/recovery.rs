@@ -1,12 +1,13 @@
 //! What another process has left: each of its runs is brought to a definite end.
 //!
 //! A run that had not begun begins now. One that had begun has lost its gateway with the process, so it cannot go on:
-//! what is left of it is taken away, its log is repaired and closed, its calls are booked, and it ends as interrupted.
-//! What it had committed and is on its way goes on by the relay's own outbox.
+//! what is left of it is taken away, its log is repaired and closed, its calls are booked, and it ends as interrupted:
+//! at once, or, where its work is on its way to a branch, when that is there.
 
 use anyhow::Context;
 
 use super::bill::Bill;
+use super::delivering::Left;
 use super::{Supervisor, Wanted, ending};
 use crate::audit::verify;
 use crate::journal::{Kind, Row, State};
@@ -21,33 +22,35 @@ impl Supervisor {
         }
         tracing::info!(runs = rows.len(), "an earlier process has left runs");
         self.sweep().await;
+        let mut left = vec![];
         for row in rows {
             let run = row.id.clone();
-            Box::pin(self.recover_one(row)).await.with_context(|| format!("run `{run}`"))?;
+            let recovered = Box::pin(self.recover_one(row)).await;
+            left.extend(recovered.with_context(|| format!("run `{run}`"))?);
         }
+        self.see_through(left);
         Ok(())
     }
 
-    async fn recover_one(&self, row: Row) -> anyhow::Result<()> {
-        let feed = self.0.journal.resume(&row.id).await?;
+    /// Returns what has to be delivered before it can end.
+    async fn recover_one(&self, row: Row) -> anyhow::Result<Option<Left>> {
+        let feed = self.0.journal.resume(&row).await?;
         let wanted: Wanted = serde_json::from_str(&row.wanted)?;
         if row.state == State::Queued {
             // More may have been left than are allowed now: they wait for each other.
             self.conduct(wanted, feed, None);
-            return Ok(());
+            return Ok(None);
         }
         if let Err(error) = self.close_log(&wanted, &row.id).await {
             tracing::error!(run = row.id, "the audit log cannot be closed: {error:#}");
         }
         let told = self.0.journal.saved(&row.id, Kind::UsageReport).await?;
         Bill::new(&self.0.books, &feed, &self.audit_log(&row.id)).after(&told).take().await;
-        let ended = ending::failed(
-            "interrupted",
-            "the service was ended while the run was under way",
-            &feed,
-        );
-        self.0.end(&feed, ended).await;
-        Ok(())
+        if let Some(job) = self.0.on_its_way(&row.id).await? {
+            return Ok(Some(Left { feed, job }));
+        }
+        self.0.end(&feed, ending::interrupted(None, &feed)).await;
+        Ok(None)
     }
 
     /// Settles what was open, as carefully as can be told.

@@ -98,8 +98,8 @@ async fn a_watcher_misses_nothing_and_hears_nothing_twice() {
                 tokio::time::sleep(feed_pause()).await;
             }
         }
-        feed.tell(Kind::Final, &json!({"ok": true}));
-        desk.journal.end(&feed, Ended::default()).await.unwrap();
+        let words = vec![(Kind::Final, json!({"ok": true}))];
+        desk.journal.end(&feed, Ended { words, ..Ended::default() }).await.unwrap();
     };
     tokio::join!(desk.journal.keep(&feed), run);
     let live = live.await.unwrap();
@@ -110,7 +110,7 @@ async fn a_watcher_misses_nothing_and_hears_nothing_twice() {
     assert_eq!(told(&desk.journal, "unknown", 0).await, []);
 }
 
-/// After a crash the events go on where they were, and no number is used twice.
+/// After a crash the events go on after all that were told, written down or not, and no number is used twice.
 #[tokio::test]
 async fn what_was_told_before_a_crash_is_followed_by_what_comes_after() {
     let desk = Desk::new();
@@ -133,17 +133,21 @@ async fn what_was_told_before_a_crash_is_followed_by_what_comes_after() {
         rows.iter().map(|row| (&*row.id, row.state)).collect::<Vec<_>>(),
         [("r1", State::Queued)]
     );
-    let feed = after.resume("r1").await.unwrap();
+    let feed = after.resume(&rows[0]).await.unwrap();
     let mut watcher = Box::pin(after.follow("r1", 290));
     assert_eq!(watcher.next().await.unwrap().unwrap().seq, 291);
-    feed.tell(Kind::Final, &json!({"ok": false}));
-    after
-        .end(&feed, Ended { error_code: Some("interrupted".into()), ..Ended::default() })
-        .await
-        .unwrap();
+    // Whoever was told more than was written down.
+    let ahead = after.follow("r1", 305);
+    let code = Some("interrupted".into());
+    let words = vec![(Kind::Final, json!({"ok": false}))];
+    after.end(&feed, Ended { error_code: code, words, ..Ended::default() }).await.unwrap();
     let rest: Vec<_> = watcher.try_collect().await.unwrap();
-    assert_eq!(rest.last().map(|event| (event.seq, event.kind)), Some((301, Kind::Final)));
+    assert_eq!(rest.last().map(|event| (event.seq, event.kind)), Some((100_001, Kind::Final)));
     assert_eq!(told(&after, "r1", 0).await.len(), 301);
+    let ahead: Vec<_> = ahead.try_collect().await.unwrap();
+    assert_eq!(ahead, rest[rest.len() - 1..]);
+    let again = desk.again();
+    assert_eq!(told(&again, "r1", 305).await, ahead);
 }
 
 async fn told_in_file(desk: &Desk) -> usize {
@@ -179,8 +183,11 @@ async fn an_end_is_definite() {
         .end(&feed, Ended { error_code: Some("cancelled".into()), ..Ended::default() })
         .await
         .unwrap();
-    let again = desk.journal.resume("r1").await.unwrap();
-    desk.journal.end(&again, Ended::default()).await.unwrap();
+    let row = desk.journal.run("r1").await.unwrap().unwrap();
+    let again = desk.journal.resume(&row).await.unwrap();
+    let words = vec![(Kind::Final, json!({"ok": true}))];
+    desk.journal.end(&again, Ended { words, ..Ended::default() }).await.unwrap();
+    assert_eq!(told(&desk.journal, "r1", 0).await, [], "it had ended without a word");
     desk.journal.begin("r1", String::new()).await.unwrap();
     let row = desk.journal.run("r1").await.unwrap().unwrap();
     assert_eq!((row.state, row.error_code.as_deref()), (State::Ended, Some("cancelled")));

@@ -1,0 +1,101 @@
+//! Runs whose process ended while their work was on its way to a branch: it is brought there first, and then they end,
+//! so that whoever watches is told where it is.
+//!
+//! A delivery that cannot go on now is not waited for: the outbox has it, and tries again when its time has come.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::{StreamExt, stream};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{Shared, Supervisor, ending};
+use crate::delivery::outbox::Job;
+use crate::delivery::{self, Delivered, Relay};
+use crate::journal::Feed;
+
+/// A run, and its row of the outbox.
+pub(super) struct Left {
+    pub(super) feed: Feed,
+    pub(super) job: Job,
+}
+
+impl Supervisor {
+    /// Brings each to its end, in the background.
+    pub(super) fn see_through(&self, left: Vec<Left>) {
+        let shared = Arc::clone(&self.0);
+        for Left { feed, .. } in &left {
+            shared.live().insert(feed.run().to_owned(), CancellationToken::new());
+        }
+        self.0.tasks.spawn(async move {
+            let shared = &shared;
+            let ends = stream::iter(left).map(|left| Box::pin(shared.end_delivered(left)));
+            ends.buffer_unordered(AT_ONCE).for_each(std::future::ready).await;
+        });
+    }
+}
+
+impl Shared {
+    /// What of a run is in the outbox.
+    pub(super) async fn on_its_way(&self, run: &str) -> anyhow::Result<Option<Job>> {
+        let Some(relay) = self.relay.clone() else { return Ok(None) };
+        let run = run.to_owned();
+        let jobs = spawn_blocking(move || relay.outbox().of_run(&run)).await??;
+        Ok(jobs.into_iter().next_back())
+    }
+
+    async fn end_delivered(&self, left: Left) {
+        let Left { feed, job } = left;
+        let delivered = match &self.relay {
+            Some(relay) => self.delivered(relay, &job.id).await,
+            None => None,
+        };
+        if let Some(delivered) = &delivered {
+            tracing::info!(run = feed.run(), relay = job.id, step = delivered.step, "delivered");
+        }
+        self.end(&feed, ending::interrupted(delivered.as_ref(), &feed)).await;
+        self.live().remove(feed.run());
+    }
+
+    /// How far it has come, when it goes no further for now.
+    async fn delivered(&self, relay: &Arc<Relay>, id: &str) -> Option<Delivered> {
+        let gone = timeout(LONGEST, Box::pin(go(relay, id)));
+        match self.leave.run_until_cancelled(gone).await {
+            Some(Ok(Err(error))) => {
+                tracing::warn!(%error, relay = id, "a relay cannot be taken up");
+            }
+            None | Some(Ok(Ok(())) | Err(_)) => (),
+        }
+        let looked = relay.look(id).await;
+        looked.inspect_err(|error| tracing::error!(%error, relay = id, "it is lost sight of")).ok()
+    }
+}
+
+/// Takes a row as far as it goes, or waits until somebody else has who is at its branch: a run that begins there
+/// delivers what it finds first.
+async fn go(relay: &Arc<Relay>, id: &str) -> Result<(), delivery::Error> {
+    loop {
+        let (outbox, known) = (Arc::clone(relay), id.to_owned());
+        let job = spawn_blocking(move || outbox.outbox().get(&known)).await??;
+        if job.step.is_end() || is_put_off(&job) || relay.resume(id).await?.is_some() {
+            return Ok(());
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// Somebody has tried, and said when to try again.
+fn is_put_off(job: &Job) -> bool {
+    job.error.is_some() && job.due > SystemTime::now()
+}
+
+/// As many as the relay takes up at once by itself.
+const AT_ONCE: usize = 4;
+
+/// How often to look whether a branch is free.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Longer than git and a forge are ever waited for; then the run ends with what is known.
+const LONGEST: Duration = Duration::from_mins(20);
