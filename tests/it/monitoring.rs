@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use cogni_gateway::observe::metrics::table::{Family, Kind};
 use serde_json::Value;
 
 use crate::metrics::a_busy_morning;
-use crate::support::process::PATIENCE;
+use crate::support::process::{PATIENCE, free_port};
 
 /// G12: the dashboard asks for nothing that does not exist, by name and by label.
 #[test]
@@ -232,8 +232,7 @@ impl Prometheus {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("prometheus.yaml");
         fs::write(&config, scrape_config(target)).unwrap();
-        // Taken and given back: Prometheus cannot be told to choose a port and say which.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let process = Command::new("prometheus")
             .arg(flag("config.file", &config))
             .arg(flag("storage.tsdb.path", &folder.path().join("data")))

@@ -1,8 +1,10 @@
 //! A program of its own: started, watched by what it says, and ended by its pid.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
+use std::process::{self, Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -94,7 +96,22 @@ pub(crate) fn pause_for(time: Duration) {
     thread::sleep(time);
 }
 
-/// A port that was free a moment ago, for programs that cannot say which one they took.
+/// A port for programs that cannot say which one they took. The kernel gives it to nobody who asks for any port, and each
+/// test, which is a process, begins to look at another place: so nobody takes it until the program does, which may be late.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let places = u32::from(FIXED.end - FIXED.start);
+    loop {
+        let at = process::id() * 7 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = FIXED.start + u16::try_from(at % places).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
+
+/// Where nobody listens: the old service that throws away what it is sent.
+pub(crate) const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
+
+/// Below what `ip_local_port_range` is on any Linux that nobody has told otherwise, and above what services like.
+const FIXED: Range<u16> = 20_000..32_000;
