@@ -14,7 +14,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::process::free_port;
+use crate::support::process::NOBODY;
 use crate::support::provider;
 
 /// A workspace, and the program under its name.
@@ -233,7 +233,7 @@ async fn what_goes_wrong_is_told_in_the_envelope() {
     1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `http://localhost:x` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
     "#);
     let mut command = agent.command("m", &[]);
-    let nobody = format!("http://localhost:{}", free_port());
+    let nobody = format!("http://localhost:{}", NOBODY.port());
     let ended = Ended::of(command.env("OPENAI_BASE_URL", nobody));
     assert_eq!(ended.envelope["meta"]["error"]["kind"], "unreachable");
     // What it had said until then is not lost.

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use super::{at, books, fact, notice, recorded};
+use crate::support::process::NOBODY;
 
 const UNARY: &str = "01a20298-15f8-7428-a20a-7213618e37a2";
 const STREAM: &str = "01a20298-1c99-763c-9bd8-e4dcb2c7fdcb";
@@ -184,8 +185,7 @@ async fn a_litellm_that_does_not_answer_is_told_apart() {
         let told = error.to_string();
         assert_eq!(told, expected);
     }
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = books.reconcile(&client(nobody), &day(), at("10:00:00")).await.unwrap_err();
+    let error = books.reconcile(&client(NOBODY), &day(), at("10:00:00")).await.unwrap_err();
     assert!(matches!(error, Error::Litellm(_)), "{error}");
 }
 

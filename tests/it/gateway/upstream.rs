@@ -8,14 +8,14 @@ use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
+use crate::support::process::NOBODY;
 use crate::support::wire;
 
 /// G8: nothing listens there; nothing was delivered, so nothing is charged.
 #[tokio::test]
 async fn an_upstream_that_cannot_be_reached_costs_nothing() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let app = TestApp::with(|config| {
-        config.upstream.url = nobody.to_string().parse().unwrap();
+        config.upstream.url = NOBODY.to_string().parse().unwrap();
         config.budget.max_turns = Some(1);
     })
     .await;

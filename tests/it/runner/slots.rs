@@ -1,7 +1,7 @@
 //! R7: slots that are started ahead, claimed once, and gone with their run; by both drivers.
 
 use std::fs::{self, Permissions};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::{self, net::UnixListener};
@@ -27,7 +27,7 @@ use uuid::Uuid;
 use super::sandboxed::{entries, sh};
 use crate::support::app;
 use crate::support::engine::{self, must};
-use crate::support::process::patience;
+use crate::support::process::{NOBODY, patience};
 
 /// R7: a run in a slot differs from another by its start only.
 #[tokio::test(flavor = "multi_thread")]
@@ -283,8 +283,7 @@ impl Place {
     }
 
     pub(super) fn order(&self, run: &str, argv: &[&str]) -> Order {
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
-        let mut config = app::configuration(&self.path(), nobody);
+        let mut config = app::configuration(&self.path(), NOBODY);
         run.clone_into(&mut config.identity.run);
         config.audit.path = None;
         Order {

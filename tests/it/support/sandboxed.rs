@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::marker::PhantomData;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -11,6 +10,7 @@ use cogni_gateway::sandbox::probe::machine;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::support::process::NOBODY;
 use crate::support::provider;
 
 /// The runs of one driver.
@@ -77,8 +77,7 @@ impl<D: Driver> Sandboxed<D> {
     }
 
     pub(crate) fn prepare(&self, flags: &[&str], argv: &[&str]) -> Command {
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
-        let upstream = self.provider.as_ref().map_or(nobody, |provider| provider.addr);
+        let upstream = self.provider.as_ref().map_or(NOBODY, |provider| provider.addr);
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         command
             .env_clear()

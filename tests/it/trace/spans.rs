@@ -16,6 +16,7 @@ use super::context::OURS;
 use crate::metrics::scrape;
 use crate::support::app::TestApp;
 use crate::support::collector::{Collector, hex, shown};
+use crate::support::process::NOBODY;
 
 /// G12: a run is a span, its calls are spans within it, named by the conventions; no prompt, no key.
 #[tokio::test]
@@ -81,11 +82,10 @@ async fn a_collector_sees_the_run_and_its_calls() {
 /// G12: a call that reached nobody is not counted as one, but whoever looks for it finds its span.
 #[tokio::test]
 async fn a_call_that_reached_nobody_is_a_span() {
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let collector = Collector::start(StatusCode::OK).await;
     let app = TestApp::with(|config| {
         collected(config, collector.address);
-        config.upstream.url = nobody.to_string().parse().unwrap();
+        config.upstream.url = NOBODY.to_string().parse().unwrap();
     })
     .await;
     assert_eq!(app.client().post("/v1/messages", &call()).await.status, 502);
@@ -119,9 +119,8 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
 /// G12: a collector that is not there costs nobody anything, and what it misses is counted.
 #[tokio::test]
 async fn a_dead_collector_costs_a_counter() {
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let refusing = Collector::start(StatusCode::SERVICE_UNAVAILABLE).await;
-    for address in [nobody, refusing.address] {
+    for address in [NOBODY, refusing.address] {
         let app = TestApp::with(|config| {
             collected(config, address);
             config.metrics.address = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
