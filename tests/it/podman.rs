@@ -36,7 +36,7 @@ fn podman_runs_sandboxes_as_docker_does() {
     assert_eq!(fs::read_to_string(podman.path().join("task/answer")).unwrap(), "because\n");
 
     let stubborn = "trap '' TERM; while true; do sleep 0.1; done";
-    let facts = podman.run(&["--max-runtime", "3s", "--grace", "100ms"], stubborn).0;
+    let facts = podman.run(&["--max-runtime", "20s", "--grace", "100ms"], stubborn).0;
     assert_eq!(facts, json!([false, 137, "timeout"]));
 
     let mut process = Process::start(&mut podman.runner("run", &[], "echo up; sleep 600"), "");
