@@ -95,7 +95,7 @@ fn what_opens_the_way_out_is_denied() {
 #[test]
 fn processes_are_limited() {
     let bomb =
-        "i=0; while [ $i -lt 40 ]; do sleep 5 & i=$((i+1)); done; ls -d /proc/[0-9]* | wc -l";
+        "i=0; while [ $i -lt 40 ]; do sleep 600 & i=$((i+1)); done; ls -d /proc/[0-9]* | wc -l";
     let result = Sandboxed::new().run(&["--pids", "16"], &sh(bomb));
     let stderr = result.json["stderr"].as_str().unwrap();
     assert!(stderr.contains("fork"), "{}", result.json);
