@@ -17,11 +17,11 @@ pub(super) struct Witness {
 }
 
 impl Witness {
-    /// Waits for so many calls to be told of; what does not come in half a minute is missing.
+    /// Waits for so many calls to be told of; what does not come in three minutes is missing.
     pub(super) fn of(litellm: &Litellm, calls: usize) -> Self {
         let begun = Instant::now();
         let told = || litellm.witnessed().matches(r#"{"event": "succeeded""#).count() >= calls;
-        patience(|| told() || begun.elapsed() > Duration::from_secs(30), String::new);
+        patience(|| told() || begun.elapsed() > Duration::from_mins(3), String::new);
         let mut witness = Self { received: HashMap::new(), succeeded: HashMap::new() };
         for line in parse_lines(&litellm.witnessed()) {
             let (events, seen) = match line["event"].as_str().unwrap() {
