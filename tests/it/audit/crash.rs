@@ -67,11 +67,10 @@ fn a_torn_admission_costs_nothing() {
 /// G9, G11: the log knows how long its run has been going on, over all of its processes.
 #[test]
 fn the_age_of_a_run_is_in_its_log() {
-    let place = Place::new();
+    let (place, begun) = (Place::new(), Instant::now());
     let (log, fresh) = place.open();
     assert_eq!(fresh.age, Duration::ZERO);
     drop(log);
-    let begun = Instant::now();
     loop {
         let (_log, recovered) = place.open();
         if recovered.age > Duration::ZERO {
