@@ -3,13 +3,14 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use cogni_gateway::delivery::outbox::{Outbox, Step};
 use cogni_gateway::stand_in::{Operation, Trouble};
 
 use super::way::{leaks, relay, work};
 use crate::support::forge::{NAME, Running, TOKEN, basic};
-use crate::support::process::Process;
+use crate::support::process::{PATIENCE, Process};
 use crate::support::repository::git;
 
 /// L7: a process that is killed while it waits, before or after anything that it asks of the forge, leaves a row; the
@@ -110,8 +111,8 @@ pub(super) async fn begin(forge: &Running, key: &str) -> String {
 
 /// Asks until it is done: a git that outlives its killed parent may be at the branch for a moment.
 async fn finish(forge: &Running, id: &str) -> String {
-    let mut said = String::new();
-    for _ in 0..20 {
+    let (mut said, begun) = (String::new(), Instant::now());
+    while begun.elapsed() < PATIENCE {
         let mut process = start(forge, id);
         let ended = tokio::task::spawn_blocking(move || (process.wait(), process.said())).await;
         let (status, more) = ended.unwrap();
