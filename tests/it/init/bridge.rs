@@ -54,9 +54,10 @@ impl Bridge {
         text.split(' ').next().unwrap().parse().unwrap()
     }
 
+    /// Its own memory; how much of its program is there besides is the kernel's choice.
     fn resident_kib(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 }
@@ -214,10 +215,13 @@ fn a_connection_in_which_nothing_moves_takes_no_processor() {
     fill(&mut full);
     let (half, _other) = bridge.pair();
     half.shutdown(Shutdown::Write).unwrap();
-    let before = bridge.processor_time();
-    thread::sleep(Duration::from_millis(300));
-    let spent = Duration::from_nanos(bridge.processor_time() - before);
-    assert!(spent < Duration::from_millis(30), "{spent:?}");
+    // On a busy machine it may still be at what was written before.
+    let rests = || {
+        let before = bridge.processor_time();
+        thread::sleep(Duration::from_millis(300));
+        bridge.processor_time() - before < 30_000_000
+    };
+    patience(rests, || format!("{} ns", bridge.processor_time()));
 }
 
 /// A client that leaves is seen to leave, which is what stops the gateway from paying for its answer.
