@@ -33,7 +33,7 @@ async fn a_chat_streams_its_answer_and_can_be_read_again() {
     let rest = grant.get(&format!("{path}?after={after}")).await;
     assert_eq!(ids(rest.text()), [after + 1, after + 2]);
     let last = [("last-event-id", &*after.to_string())];
-    let rest = grant.send(Method::GET, &path, "", &last).await;
+    let rest = grant.ask(Method::GET, &path, "", &last).await;
     assert_eq!(ids(rest.text()), [after + 1, after + 2], "the header says the same");
     place.stop(service);
 }
@@ -72,7 +72,7 @@ async fn a_chat_that_is_to_go_on_goes_on_without_its_client() {
 
 /// Reads a chat until the agent has said something, which is before its end, and goes away.
 async fn left(grant: &Grant, body: &Value) -> String {
-    let mut stream = grant.open(Method::POST, "/api/v1/ai/chat", &body.to_string(), &[]).await;
+    let mut stream = grant.open("/api/v1/ai/chat", body).await;
     assert_eq!(stream.status, 200);
     let run = stream.headers["x-run-id"].to_str().unwrap().to_owned();
     let mut text = String::new();

@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{asked, until};
+use crate::support::client::request;
 use crate::support::process::Process;
 use crate::support::service::{Place, Service};
 
@@ -31,7 +32,7 @@ async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("1")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is stopping; try again elsewhere, or later"}}"#);
     let path = format!("/api/v1/runs/{run}/events");
-    let watched = grant.open(Method::GET, &path, "", &[]).await;
+    let watched = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
     place.provider.gate.open(1);
     let (text, in_order) = watched.rest().await;
     assert!(in_order && text.contains("event: final"), "{text}");

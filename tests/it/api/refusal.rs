@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::{asked, chat, until};
-use crate::support::client::{Response, request};
+use crate::support::client::Response;
 use crate::support::service::Place;
 
 /// What there is to call stands in the service's own description, so that a new path cannot be forgotten here.
@@ -22,7 +22,7 @@ async fn whoever_has_no_grant_is_refused_at_every_path() {
             open.push(concrete);
             continue;
         }
-        let response = place.client().send(request(method, &concrete, "", &[])).await;
+        let response = place.client().ask(method, &concrete, "", &[]).await;
         assert_eq!(response.status, 401, "{path}: {}", response.text());
         assert_eq!(response.json()["error"]["code"], "unauthorized", "{path}");
         assert_eq!(response.header("www-authenticate"), Some("Bearer"), "{path}");
@@ -90,18 +90,18 @@ async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
     let grant = place.grant(&[]);
     let mut said = String::new();
     for (what, method, path, body) in ODD {
-        let response = grant.send(method, path, body, &[("content-type", JSON)]).await;
+        let response = grant.ask(method, path, body, &[("content-type", JSON)]).await;
         tell(&mut said, what, &response);
     }
     let large = format!("{{\"agent\": \"{}\"}}", "x".repeat(1 << 20));
     let runs = async |body: &str, headers: &[(&str, &str)]| {
-        grant.send(Method::POST, "/api/v1/runs", body, headers).await
+        grant.ask(Method::POST, "/api/v1/runs", body, headers).await
     };
     tell(&mut said, "too large", &runs(&large, &[]).await);
     tell(&mut said, "not JSON, it says", &runs("{}", &[("content-type", "text/plain")]).await);
     let key = [("idempotency-key", "two words")];
     tell(&mut said, "an odd key", &runs(&asked("m").to_string(), &key).await);
-    let deleted = grant.send(Method::DELETE, "/api/v1/runs", "", &[]).await;
+    let deleted = grant.ask(Method::DELETE, "/api/v1/runs", "", &[]).await;
     assert_eq!((deleted.status.as_u16(), deleted.header("allow")), (405, Some("POST,GET,HEAD")));
     insta::assert_snapshot!(said, @r"
     no such path: 404 no_such_path: there is nothing at this path; `GET /api/v1/openapi.json` says what there is
@@ -143,7 +143,7 @@ async fn a_token_is_read_from_one_header_only() {
         ("/api/v1/runs", vec![("x-api-key", &*grant.token)], 401),
         (&*by_query, vec![], 401),
     ] {
-        let response = place.client().send(request(Method::GET, path, "", &headers)).await;
+        let response = place.client().ask(Method::GET, path, "", &headers).await;
         assert_eq!(response.status, status, "{path} {}", headers.len());
     }
     assert!(!service.process.said().contains(&grant.token[4..]), "the log has a token");

@@ -17,7 +17,7 @@ async fn a_run_is_begun_once_for_each_key() {
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let key = [("idempotency-key", "job-7")];
     let ask = async |grant: &Grant, model: &str| {
-        grant.send(Method::POST, "/api/v1/runs", &asked(model).to_string(), &key).await
+        grant.ask(Method::POST, "/api/v1/runs", &asked(model).to_string(), &key).await
     };
     let first = ask(&grant, "fake").await;
     assert_eq!(first.status, 201, "{}", first.text());
@@ -68,13 +68,13 @@ async fn a_run_is_nobodys_business_but_its_grants() {
         assert_eq!(other.get(&path).await.status, 404, "{path}");
     }
     let cancel = format!("/api/v1/runs/{run}/cancel");
-    assert_eq!(other.send(Method::POST, &cancel, "", &[]).await.status, 404);
+    assert_eq!(other.ask(Method::POST, &cancel, "", &[]).await.status, 404);
     assert_eq!(other.get("/api/v1/runs").await.json()["runs"], json!([]));
     assert_eq!(admin.get("/api/v1/runs").await.json()["runs"][0]["id"], json!(run));
-    assert_eq!(admin.send(Method::POST, &cancel, "", &[]).await.status, 202);
+    assert_eq!(admin.ask(Method::POST, &cancel, "", &[]).await.status, 202);
     let row = grant.ended(&run).await;
     assert_eq!(row["error_code"], "cancelled");
-    let again = grant.send(Method::POST, &cancel, "", &[]).await;
+    let again = grant.ask(Method::POST, &cancel, "", &[]).await;
     assert_eq!((again.status.as_u16(), &again.json()["state"]), (200, &json!("ended")));
     place.stop(service);
 }
@@ -146,7 +146,7 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     let service = place.start();
     let grant = place.grant(&["--max-runs", "1"]);
     let key = [("idempotency-key", "job-7")];
-    let ask = async |body: &str| grant.send(Method::POST, "/api/v1/runs", body, &key).await;
+    let ask = async |body: &str| grant.ask(Method::POST, "/api/v1/runs", body, &key).await;
     let gated = asked("fake/gate=1").to_string();
     let run = ask(&gated).await.json()["id"].as_str().unwrap().to_owned();
     let again = ask(&gated).await;
@@ -154,7 +154,7 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     let refused = grant.post("/api/v1/runs", &asked("fake")).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_runs","message":"this grant may have 1 runs at the same time, and has; wait for one to end"}}"#);
-    grant.send(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
+    grant.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
     grant.ended(&run).await;
     let next = grant.run(&asked("fake")).await;
     grant.ended(&next).await;

@@ -189,14 +189,5 @@ fn the_operators_socket_stays_out_of_the_sandbox() {
 
 async fn send(admin: &Client, method: Method, path: &str, body: &Value) -> Response {
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    admin
-        .send(
-            http::Request::builder()
-                .method(method)
-                .uri(path)
-                .header("host", "admin")
-                .body(body.into())
-                .unwrap(),
-        )
-        .await
+    admin.ask(method, path, &body, &[]).await
 }

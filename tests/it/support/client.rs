@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
@@ -16,6 +17,7 @@ use tokio::net::UnixStream;
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
+    authorization: Option<HeaderValue>,
 }
 
 /// A response that was read to its end.
@@ -35,11 +37,16 @@ pub(crate) struct Stream {
 
 impl Client {
     pub(crate) fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+        Self { socket: socket.to_owned(), authorization: None }
+    }
+
+    /// One that shows a token with each request.
+    pub(crate) fn with_token(self, token: &str) -> Self {
+        Self { authorization: Some(format!("Bearer {token}").parse().unwrap()), ..self }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
-        self.send(request(Method::GET, path, "", &[])).await
+        self.ask(Method::GET, path, "", &[]).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
@@ -69,12 +76,26 @@ impl Client {
         self.start(post(path, body, headers)).await.unwrap()
     }
 
+    /// Asks with whatever is wrong about it.
+    pub(crate) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+        headers: &[(&str, &str)],
+    ) -> Response {
+        self.send(request(method, path, body, headers)).await
+    }
+
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response {
         self.start(request).await.unwrap().finish().await.unwrap()
     }
 
     /// Like [`Client::open`], where the connection may break before there is a response.
-    pub(crate) async fn start(&self, request: Request<Full<Bytes>>) -> hyper::Result<Stream> {
+    pub(crate) async fn start(&self, mut request: Request<Full<Bytes>>) -> hyper::Result<Stream> {
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
         let socket = UnixStream::connect(&self.socket).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
         tokio::spawn(connection);

@@ -7,11 +7,10 @@ use std::process::Command;
 
 use cogni_gateway::base::db::Database;
 use cogni_gateway::billing::{self, Books};
-use http::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::client::{Client, Response, Stream, request};
+use super::client::Client;
 use super::process::{Process, patience};
 use super::provider;
 
@@ -162,48 +161,15 @@ impl Deref for Service {
     }
 }
 
+impl Deref for Grant {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
 impl Grant {
-    pub(crate) async fn get(&self, path: &str) -> Response {
-        self.send(Method::GET, path, "", &[]).await
-    }
-
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
-        self.post_with(path, body, &[]).await
-    }
-
-    pub(crate) async fn post_with(
-        &self,
-        path: &str,
-        body: &Value,
-        headers: &[(&str, &str)],
-    ) -> Response {
-        self.send(Method::POST, path, &body.to_string(), headers).await
-    }
-
-    pub(crate) async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        body: &str,
-        headers: &[(&str, &str)],
-    ) -> Response {
-        self.open(method, path, body, headers).await.finish().await.unwrap()
-    }
-
-    /// Returns at the head of the answer.
-    pub(crate) async fn open(
-        &self,
-        method: Method,
-        path: &str,
-        body: &str,
-        headers: &[(&str, &str)],
-    ) -> Stream {
-        let bearer = format!("Bearer {}", self.token);
-        let own = [("authorization", bearer.as_str())];
-        let request = request(method, path, body, &[&own[..], headers].concat());
-        self.client.start(request).await.unwrap()
-    }
-
     /// A run of an agent, by its id.
     pub(crate) async fn run(&self, body: &Value) -> String {
         let answer = self.post("/api/v1/runs", body).await;
@@ -256,7 +222,8 @@ fn mint(place: &Path, flags: &[&str]) -> Grant {
     let said = cogni(place, &[&["grant", "mint", "--json", "--name", "tests"], flags].concat());
     let minted: Value = serde_json::from_str(&said).unwrap();
     let text = |key: &str| minted[key].as_str().unwrap().to_owned();
-    Grant { id: text("id"), token: text("token"), client: client(place) }
+    let (id, token) = (text("id"), text("token"));
+    Grant { client: client(place).with_token(&token), id, token }
 }
 
 fn cogni(place: &Path, arguments: &[&str]) -> String {
