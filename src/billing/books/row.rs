@@ -42,7 +42,7 @@ impl Row for Fact {
                 reasoning: count(row, "reasoning")?,
                 source: word(row, "source")?,
             },
-            cost: Nanodollars(row.get::<_, i64>("cost")?.cast_unsigned()),
+            cost: dollars(row, "cost")?,
             reported_cost: row
                 .get::<_, Option<i64>>("reported_cost")?
                 .map(|cost| Nanodollars(cost.cast_unsigned())),
@@ -61,7 +61,7 @@ impl Row for Receipt {
             attempt: row.get("attempt")?,
             account: row.get("account")?,
             model: row.get("model")?,
-            amount: Nanodollars(row.get::<_, i64>("amount")?.cast_unsigned()),
+            amount: dollars(row, "amount")?,
             source: word(row, "source")?,
             input: count(row, "input")?,
             output: count(row, "output")?,
@@ -83,6 +83,10 @@ pub(super) fn word<T: DeserializeOwned>(
 
 pub(super) fn count(row: &rusqlite::Row<'_>, name: &str) -> rusqlite::Result<Tokens> {
     Ok(Tokens(row.get::<_, i64>(name)?.cast_unsigned()))
+}
+
+pub(super) fn dollars(row: &rusqlite::Row<'_>, name: &str) -> rusqlite::Result<Nanodollars> {
+    Ok(Nanodollars(row.get::<_, i64>(name)?.cast_unsigned()))
 }
 
 /// Sums of what is cut to this cannot leave SQLite's integers.

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
 use super::Fate;
-use super::row::{Row as _, millis, money, tokens, word};
+use super::row::{Row as _, count, dollars, millis, money, tokens, word};
 use crate::billing::{Fact, Notice, Source};
 use crate::budget::Nanodollars;
 
@@ -234,9 +234,9 @@ fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Noti
                 account: None,
                 model: None,
                 is_failure: row.get("is_failure")?,
-                amount: Nanodollars(row.get::<_, i64>("amount")?.cast_unsigned()),
-                input: super::row::count(row, "input")?,
-                output: super::row::count(row, "output")?,
+                amount: dollars(row, "amount")?,
+                input: count(row, "input")?,
+                output: count(row, "output")?,
                 started: ended,
                 ended,
             })
