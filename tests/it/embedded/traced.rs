@@ -10,18 +10,21 @@ use crate::support::collector::{Collector, hex, shown};
 async fn a_collector_sees_the_sandbox_of_a_run() {
     let collector = Collector::start(StatusCode::OK).await;
     let address = collector.address;
+    let name = format!("run-traced-{}", std::process::id());
+    let id = name.clone();
     let run = move || {
         let runner = Sandboxed::new();
-        let mut command = runner.prepare(&["--run-id", "run-traced"], &sh("exit 3"));
+        let mut command = runner.prepare(&["--run-id", &id], &sh("exit 3"));
         command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"));
         command.env("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
         assert_eq!(command.output().unwrap().status.code(), Some(1));
-        runner.assert_nothing_is_left("run-traced");
+        runner.assert_nothing_is_left(&id);
     };
     tokio::task::spawn_blocking(run).await.unwrap();
     let mut spans = collector.seen().spans();
     spans.sort_by(|a, b| a.name.cmp(&b.name));
     let told: String = spans.iter().map(|span| shown(span, "")).collect();
+    let told = told.replace(&name, "run-traced");
     insta::assert_snapshot!(told, @r"
     run (kind 1): container_failed
       cogni.run.id = run-traced

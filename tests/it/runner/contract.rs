@@ -57,8 +57,9 @@ fn the_two_streams_are_told_apart_and_shown_live() {
 /// R4: every client finds the gateway, and no key.
 #[test]
 fn the_program_finds_what_every_client_needs_in_its_environment() {
-    let result = Sandboxed::new().run(&["--env", "COGNI_MODEL=m", "--run-id", "run-env"], &["env"]);
-    let stdout = result.json["stdout"].as_str().unwrap();
+    let run = format!("run-env-{}", std::process::id());
+    let result = Sandboxed::new().run(&["--env", "COGNI_MODEL=m", "--run-id", &run], &["env"]);
+    let stdout = result.json["stdout"].as_str().unwrap().replace(&run, "run-env");
     let mut variables: Vec<_> = stdout
         .lines()
         .filter(|line| !line.starts_with("PATH=") && !line.starts_with("HOSTNAME="))
@@ -192,14 +193,15 @@ fn wrong_use_is_told_from_a_run_that_failed() {
 /// R1: for those who read it with a program.
 #[test]
 fn a_result_has_these_fields() {
-    let result = Sandboxed::new().run(&["--run-id", "run-fields"], &sh("echo hi"));
+    let run = format!("run-fields-{}", std::process::id());
+    let result = Sandboxed::new().run(&["--run-id", &run], &sh("echo hi"));
     let mut json = result.json;
     for (name, timing) in json["timings"].as_object_mut().unwrap() {
         assert!(timing.as_u64().unwrap() > 0, "{name}");
         *timing = Value::from(0);
     }
     insta::assert_snapshot!(
-        serde_json::to_string(&json).unwrap(),
+        serde_json::to_string(&json).unwrap().replace(&run, "run-fields"),
         @r#"{"exit_code":0,"ok":true,"run_id":"run-fields","stderr":"","stderr_bytes":0,"stdout":"hi\n","stdout_bytes":3,"timings":{"start_ms":0,"total_ms":0},"truncated":false,"usage":{"admitted":0,"input":0,"output":0,"refused":0,"turns":0}}"#
     );
 }
