@@ -315,4 +315,4 @@ pub(super) const JSON: [&str; 2] = ["--header", "content-type: application/json"
 const CHAT: &str = "http://localhost:8080/v1/chat/completions";
 
 /// The bound is only there so that a test that hangs ends; nothing here takes a second.
-const CURL: [&str; 5] = ["curl", "--silent", "--show-error", "--max-time", "60"];
+const CURL: [&str; 5] = ["curl", "--silent", "--show-error", "--max-time", "240"];
