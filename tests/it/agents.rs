@@ -91,11 +91,8 @@ async fn openclaw_answers_a_chat_of_the_service() {
     place.set("COGNI_DRIVER", "docker");
     place.set("COGNI_INIT", engine::init());
     let mut service = place.start();
-    let body = json!({
-        "graphName": "sandbox:openclaw",
-        "model": "gpt-5",
-        "messages": [{"role": "user", "content": "look around"}],
-    });
+    let mut body = service::chat("look around");
+    (body["graphName"], body["model"]) = ("sandbox:openclaw".into(), "gpt-5".into());
     let answer = service.post("/api/v1/ai/chat", &body).await;
     let told = service::told(answer.text());
     let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();

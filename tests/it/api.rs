@@ -9,22 +9,23 @@ mod run;
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::support::process::PATIENCE;
-use crate::support::service::ask;
+use crate::support::service;
 
 /// A run that anybody could ask for.
 fn asked(model: &str) -> Value {
-    let mut body = ask("hello");
+    let mut body = service::ask("hello");
     body["model"] = model.into();
     body
 }
 
 /// The same as a chat.
 fn chat(model: &str) -> Value {
-    let messages = json!([{"role": "user", "content": "hello"}]);
-    json!({"graphName": "sandbox:agent", "model": model, "messages": messages})
+    let mut body = service::chat("hello");
+    body["model"] = model.into();
+    body
 }
 
 /// Waits until `holds`.

@@ -9,7 +9,7 @@ use super::sandboxed::containers;
 use crate::support::engine::{self, must};
 use crate::support::forge;
 use crate::support::repository::git;
-use crate::support::service::{Place, Service, Told, told, wants};
+use crate::support::service::{Place, Service, Told, chat, told, wants};
 
 /// A2, R3, L2, B1: the container has no network; its calls come through, its work goes out, and what it cost is known.
 #[tokio::test(flavor = "multi_thread")]
@@ -89,11 +89,8 @@ struct Chat {
 
 impl Chat {
     async fn new(service: &Service, more: Value) -> Self {
-        let mut body = json!({
-            "graphName": "worker",
-            "model": "fake",
-            "messages": [{"role": "user", "content": "go"}],
-        });
+        let mut body = chat("go");
+        body["graphName"] = "worker".into();
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let answer = service.post("/api/v1/ai/chat", &body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());

@@ -211,6 +211,11 @@ pub(crate) fn ask(text: &str) -> Value {
     json!({"agent": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
 }
 
+/// The same as a chat.
+pub(crate) fn chat(text: &str) -> Value {
+    json!({"graphName": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
+}
+
 /// A provider's script: the model wants our own agent to run a shell's command, and says then what came of it.
 pub(crate) fn wants(command: &str) -> String {
     let arguments = json!({"argv": ["sh", "-c", command]}).to_string();
