@@ -14,6 +14,7 @@
 mod agents;
 mod ask;
 mod billing;
+mod browser;
 mod chat;
 mod document;
 mod error;
@@ -64,13 +65,16 @@ impl Api {
     pub fn router(self: Arc<Self>) -> Router {
         let (router, document) = routes();
         let document: Arc<str> = document.to_json().expect("it has texts as keys").into();
-        router
+        let router = router
             .route(document::PATH, axum::routing::get(async move || document::answer(&document)))
             .fallback(async || Error::NoSuchPath)
             .method_not_allowed_fallback(async || Error::Method)
-            .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-            .layer(middleware::from_fn(trace::trace))
-            .with_state(self)
+            .layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
+        let router = match &self.anybody {
+            Some(_) => router.layer(middleware::from_fn(browser::keep_out)),
+            None => router,
+        };
+        router.layer(middleware::from_fn(trace::trace)).with_state(self)
     }
 
     /// The grant of everybody, where none is asked for.

@@ -3,16 +3,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::{Request, State};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::Api;
 use super::error::{Error, ErrorBody};
-use super::extract::{self, At, Caller};
+use super::extract::{self, At, Caller, Media};
 use super::refusal::{NotAllowed, NotFound};
 use crate::billing::{self, books::Refused};
 use crate::grant::Access;
@@ -63,21 +61,25 @@ pub(super) struct Complaint {
     post,
     path = "/api/internal/billing/ingest",
     tag = "billing",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content(
+        (Value = "application/json"),
+        (String = "application/x-ndjson")
+    )),
     responses(
         (status = 200, description = "What became of each item", body = Ingested),
         (status = 400, description = "`invalid_json`", body = ErrorBody),
         NotAllowed,
-        (status = 413, description = "`body_too_large`", body = ErrorBody)
+        (status = 413, description = "`body_too_large`", body = ErrorBody),
+        (status = 415, description = "`unsupported_media_type`", body = ErrorBody)
     )
 )]
 pub(super) async fn ingest(
     caller: Caller,
     State(api): State<Arc<Api>>,
-    body: Result<Bytes, BytesRejection>,
+    request: Request,
 ) -> Result<Json<Ingested>, Error> {
     caller.may(Access::Billing)?;
-    let body = body.map_err(|rejection| extract::broken(&rejection, MAX_NOTICES_BYTES))?;
+    let body = extract::bytes(request, &api, &NOTICES, MAX_NOTICES_BYTES).await?;
     // Whoever reports nothing has meant to report something.
     if body.trim_ascii().is_empty() {
         return Err(Error::Json("it is empty".to_owned()));
@@ -135,3 +137,9 @@ impl From<billing::Ingested> for Ingested {
 
 /// LiteLLM sends 512 calls at once, each with what was said in it unless it is told otherwise.
 pub(super) const MAX_NOTICES_BYTES: usize = 16 << 20;
+
+/// Lines of JSON are called by either name.
+const NOTICES: Media = Media {
+    kinds: &["application/json", "application/x-ndjson"],
+    said: "application/json` or `application/x-ndjson",
+};

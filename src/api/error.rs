@@ -28,8 +28,14 @@ pub(super) enum Error {
     Json(String),
     #[error("the body is larger than {0} bytes")]
     TooLarge(usize),
-    #[error("a body is sent as `Content-Type: application/json`")]
-    MediaType,
+    #[error("a body is sent as `Content-Type: {0}`")]
+    MediaType(&'static str),
+    #[error(
+        "this service asks for no grant, so it is asked as `localhost` or by a loopback address only"
+    )]
+    ForeignHost,
+    #[error("this service asks for no grant, so no page of another place may ask it")]
+    ForeignOrigin,
     #[error("{0}")]
     Parameter(String),
     #[error("{0}")]
@@ -91,7 +97,9 @@ impl Error {
             Self::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
             Self::Json(_) => (StatusCode::BAD_REQUEST, "invalid_json"),
             Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
-            Self::MediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
+            Self::MediaType(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
+            Self::ForeignHost => (StatusCode::FORBIDDEN, "forbidden_host"),
+            Self::ForeignOrigin => (StatusCode::FORBIDDEN, "forbidden_origin"),
             Self::Parameter(_) => (StatusCode::BAD_REQUEST, "invalid_parameter"),
             Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request"),
             Self::NoSuchAgent(_) => (StatusCode::UNPROCESSABLE_ENTITY, "no_such_agent"),

@@ -58,11 +58,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<Api>> for Body<T> {
     type Rejection = Error;
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, Error> {
-        if !is_json(request.headers()) {
-            return Err(Error::MediaType);
-        }
-        let bytes = Bytes::from_request(request, api).await;
-        let bytes = bytes.map_err(|rejection| broken(&rejection, MAX_BODY_BYTES))?;
+        let bytes = bytes(request, api, &JSON, MAX_BODY_BYTES).await?;
         serde_json::from_slice(&bytes).map(Self).map_err(|error| match error.classify() {
             serde_json::error::Category::Data => Error::invalid(error),
             _ => Error::Json(error.to_string()),
@@ -70,14 +66,35 @@ impl<T: DeserializeOwned> FromRequest<Arc<Api>> for Body<T> {
     }
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    kind.eq_ignore_ascii_case("application/json")
+/// What a body may be.
+pub(super) struct Media {
+    pub(super) kinds: &'static [&'static str],
+    /// For whoever sends something else.
+    pub(super) said: &'static str,
 }
 
-/// Why a body of at most `limit` bytes did not come.
-pub(super) fn broken(rejection: &BytesRejection, limit: usize) -> Error {
+/// A body of one of some kinds, of at most `limit` bytes.
+///
+/// Without the kinds a page in a browser could send one without asking first: of others it may.
+pub(super) async fn bytes(
+    request: Request,
+    api: &Arc<Api>,
+    media: &Media,
+    limit: usize,
+) -> Result<Bytes, Error> {
+    if !media.kinds.iter().any(|kind| is_of(request.headers(), kind)) {
+        return Err(Error::MediaType(media.said));
+    }
+    let bytes = Bytes::from_request(request, api).await;
+    bytes.map_err(|rejection| broken(&rejection, limit))
+}
+
+fn is_of(headers: &HeaderMap, kind: &str) -> bool {
+    let given = headers.get(CONTENT_TYPE).and_then(|given| given.to_str().ok()).unwrap_or_default();
+    given.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(kind)
+}
+
+fn broken(rejection: &BytesRejection, limit: usize) -> Error {
     match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => Error::TooLarge(limit),
         _ => Error::Json("it broke off".to_owned()),
@@ -106,3 +123,5 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Api>> for Asked<T> {
         })
     }
 }
+
+const JSON: Media = Media { kinds: &["application/json"], said: "application/json" };

@@ -149,7 +149,7 @@ async fn ask(service: &Service, path: &str) -> String {
     let said = service.process.said();
     let address = said.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();

@@ -1,0 +1,86 @@
+//! A3: a service that asks for no grant serves no page that a browser on this machine happens to show.
+
+use serde_json::json;
+
+use crate::support::client::Client;
+use crate::support::service::Place;
+
+/// DNS rebinding brings a name of the page's own, a form the page's origin. Both are refused before anything is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_in_a_browser_does_nothing_where_no_grant_is_asked_for() {
+    let place = Place::new("").await;
+    place.write_config("insecure_no_auth = true");
+    let service = place.start();
+    let client = place.client();
+    for (head, status) in [
+        ("GET /api/v1/runs HTTP/1.1\r\nhost: localhost:7070", 200),
+        ("GET /api/v1/runs HTTP/1.1\r\nhost: 127.0.0.2", 200),
+        ("GET /api/v1/runs HTTP/1.1\r\nhost: [::1]:7070", 200),
+        ("GET /api/v1/runs HTTP/1.0", 200),
+        ("GET /api/v1/runs HTTP/1.1\r\nhost: evil.example:7070", 403),
+        ("GET /api/v1/runs HTTP/1.1\r\nhost: localhost.evil.example", 403),
+        ("GET /api/v1/runs HTTP/1.1\r\nhost: 10.0.0.1:7070", 403),
+        ("GET /readyz HTTP/1.1\r\nhost: evil.example", 403),
+        ("POST /api/v1/runs/run-1/cancel HTTP/1.1\r\nhost: localhost", 404),
+        (
+            "POST /api/v1/runs/run-1/cancel HTTP/1.1\r\nhost: localhost:7070\r\norigin: http://LOCALHOST:7070",
+            404,
+        ),
+        (
+            "POST /api/v1/runs/run-1/cancel HTTP/1.1\r\nhost: localhost:7070\r\norigin: http://localhost:3000",
+            403,
+        ),
+        (
+            "POST /api/v1/runs/run-1/cancel HTTP/1.1\r\nhost: localhost:7070\r\norigin: https://evil.example",
+            403,
+        ),
+        ("POST /api/v1/runs/run-1/cancel HTTP/1.1\r\nhost: localhost\r\norigin: null", 403),
+    ] {
+        assert_eq!(answered(&client, head, "").await.0, status, "{head}");
+    }
+    let run = asked_by("http://evil.example");
+    let (_, said) = answered(&client, &run.0, &run.1).await;
+    insta::assert_snapshot!(said, @r#"{"error":{"code":"forbidden_origin","message":"this service asks for no grant, so no page of another place may ask it"}}"#);
+    let (_, said) = answered(&client, "GET /healthz HTTP/1.1\r\nhost: evil.example", "").await;
+    insta::assert_snapshot!(said, @r#"{"error":{"code":"forbidden_host","message":"this service asks for no grant, so it is asked as `localhost` or by a loopback address only"}}"#);
+    let listed = client.get("/api/v1/runs").await.json();
+    assert_eq!(listed["runs"], json!([]), "nothing has begun");
+    place.stop(service);
+}
+
+/// A form can send texts without asking first. Whoever has a grant may have any name and origin.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_calls_have_cost_is_told_as_json() {
+    let place = Place::new("").await;
+    let service = place.start();
+    for (kind, status) in [
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("application/json; charset=utf-8", 200),
+        ("application/x-ndjson", 200),
+    ] {
+        let head = format!(
+            "POST /api/internal/billing/ingest HTTP/1.1\r\nhost: cogni.example\r\norigin: https://cogni.example\r\n\
+             authorization: Bearer {}\r\ncontent-type: {kind}",
+            place.owner.token
+        );
+        assert_eq!(answered(&place.client(), &head, "[]").await.0, status, "{kind}");
+    }
+    place.stop(service);
+}
+
+fn asked_by(origin: &str) -> (String, String) {
+    let body = super::asked("fake").to_string();
+    let head = "POST /api/v1/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
+    (format!("{head}\r\norigin: {origin}"), body)
+}
+
+/// The status, and the body.
+async fn answered(client: &Client, head: &str, body: &str) -> (u16, String) {
+    let length = body.len();
+    let request = format!("{head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+    let answer = client.raw(request.as_bytes()).await;
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
+    (status.expect(&answer), body.unwrap_or_default())
+}
