@@ -1,24 +1,31 @@
 //! A SQLite file that many tasks of one process write to, and other processes too: opened for us alone, brought to
-//! this version's tables, and written by one thread, which commits together what has come together.
+//! this version's tables, and written by one thread, which commits together what has come together. It is read with a few
+//! connections, and with one more for what everybody waits for.
 //!
 //! **Invariant:** what a call has written is there after a power cut, or the call says that it failed.
+
+mod readers;
 
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use tokio::sync::{mpsc, oneshot};
 
+use readers::Readers;
+
 /// A handle to an open file. Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Database {
     writer: mpsc::Sender<Job>,
-    reader: Arc<Mutex<Connection>>,
+    readers: Arc<Readers>,
+    /// For [`read_quick`](Self::read_quick) alone.
+    quick: Arc<Readers>,
 }
 
 /// The tables of one room. Each step brings them from the version that is its index to the next; what was published
@@ -72,14 +79,13 @@ impl Database {
         for schema in schemas {
             migrate(&mut connection, schema)?;
         }
-        let reader = connect(path)?;
-        reader.pragma_update(None, "query_only", "ON")?;
+        let (readers, quick) = (Readers::open(path, READERS)?, Readers::open(path, 1)?);
         let (writer, jobs) = mpsc::channel(QUEUE);
         let thread = thread::Builder::new().name("database".to_owned());
         thread
             .spawn(move || write_all(connection, jobs, watch))
             .map_err(|source| Error::File { path: path.to_owned(), source: source.into() })?;
-        Ok(Self { writer, reader: Arc::new(Mutex::new(reader)) })
+        Ok(Self { writer, readers, quick })
     }
 
     /// Writes, and returns when that is on disk. Where `work` fails, nothing of it is.
@@ -110,7 +116,7 @@ impl Database {
         answer.blocking_recv().map_err(|_| Error::Closed)?
     }
 
-    /// Reads what is committed.
+    /// Reads what is committed, when one of a few connections is free.
     ///
     /// # Errors
     /// What went wrong in `work`.
@@ -119,21 +125,19 @@ impl Database {
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let database = self.clone();
-        let read = tokio::task::spawn_blocking(move || database.read_blocking(work));
-        read.await.map_err(|_| Error::Closed)?
+        self.readers.read(work).await
     }
 
-    /// As [`read`](Self::read), for a thread that may wait.
+    /// As [`read`](Self::read), for what takes a moment and is waited for by everybody: it is never behind a long read.
     ///
     /// # Errors
     /// As there.
-    pub fn read_blocking<T>(
-        &self,
-        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-    ) -> Result<T, Error> {
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(work(&reader)?)
+    pub async fn read_quick<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.quick.read(work).await
     }
 }
 
@@ -244,5 +248,8 @@ const QUEUE: usize = 1024;
 
 /// For another process to finish its transaction.
 const BUSY: Duration = Duration::from_secs(10);
+
+/// Long reads at the same time; each has a page cache and a thread while it lasts.
+const READERS: usize = 4;
 
 const STATEMENTS: usize = 128;

@@ -155,7 +155,7 @@ impl Grants {
         // Before the look, so that a revocation meanwhile is not remembered for longer than it may.
         let until = Instant::now() + MEMORY;
         let wanted = hash.clone();
-        let found = self.database.read(move |view| {
+        let found = self.database.read_quick(move |view| {
             view.prepare_cached(&select("hash = ?1"))?.query_row([wanted], read).optional()
         });
         let grant = Arc::new(found.await?.ok_or(Denied::Unknown)?);

@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use cogni_gateway::base::db::{Database, Error, Schema};
 use tempfile::tempdir;
@@ -90,8 +92,8 @@ async fn the_file_is_for_its_owner_only() {
 #[tokio::test]
 async fn commits_are_told_of() {
     let place = tempdir().unwrap();
-    let (told, heard) = std::sync::mpsc::channel();
-    let watch = move |took: std::time::Duration, is_kept| told.send((took, is_kept)).unwrap();
+    let (told, heard) = mpsc::channel();
+    let watch = move |took: Duration, is_kept| told.send((took, is_kept)).unwrap();
     let path = place.path().join("state.db");
     let database = Database::open_watched(&path, &[], watch).unwrap();
     database.write(|change| change.execute_batch("CREATE TABLE t (x)")).await.unwrap();
@@ -99,3 +101,69 @@ async fn commits_are_told_of() {
     let told: Vec<_> = (0..2).map(|_| heard.recv().unwrap().1).collect();
     assert_eq!(told, [true, false]);
 }
+
+/// Readers that wait for each other, as one on a slow disk does for a page.
+#[tokio::test]
+async fn a_long_read_does_not_hold_up_another() {
+    let place = tempdir().unwrap();
+    let database = open(&place.path().join("state.db"), FIRST).unwrap();
+    let (meet, met) = mpsc::channel();
+    let long = database.read(move |_| Ok(met.recv_timeout(PATIENCE)));
+    let short = database.read(move |_| Ok(meet.send(())));
+    let (long, short) = tokio::join!(long, short);
+    assert_eq!((long.unwrap(), short.unwrap()), (Ok(()), Ok(())));
+}
+
+/// However many wait for a connection: what takes a moment is read, and no thread is held that others need.
+#[test]
+fn readers_that_wait_hold_up_nobody_else() {
+    let place = tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(MOST_THREADS)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let database = open(&place.path().join("state.db"), FIRST).unwrap();
+        let (release, released) = mpsc::channel::<()>();
+        let released = std::sync::Arc::new(std::sync::Mutex::new(released));
+        let long = (0..100).map(|_| {
+            let (database, released) = (database.clone(), released.clone());
+            tokio::spawn(async move {
+                let wait = move |_: &rusqlite::Connection| {
+                    let _released = released.lock().unwrap().recv_timeout(PATIENCE);
+                    Ok(())
+                };
+                database.read(wait).await
+            })
+        });
+        let long: Vec<_> = long.collect();
+        let quick = database.read_quick(|view| view.query_row("SELECT 1", [], |row| row.get(0)));
+        let other = tokio::task::spawn_blocking(|| ());
+        let quick: u32 = tokio::time::timeout(PATIENCE / 2, quick).await.unwrap().unwrap();
+        tokio::time::timeout(PATIENCE / 2, other).await.unwrap().unwrap();
+        assert_eq!(quick, 1);
+        drop(release);
+        for one in long {
+            one.await.unwrap().unwrap();
+        }
+    });
+}
+
+/// A reader that fails, or panics, gives its connection back.
+#[tokio::test]
+async fn a_reader_that_panics_takes_no_connection_with_it() {
+    let place = tempdir().unwrap();
+    let database = open(&place.path().join("state.db"), FIRST).unwrap();
+    for _ in 0..20 {
+        let read = database.read(|_| -> rusqlite::Result<()> { panic!("on purpose") });
+        assert!(matches!(read.await, Err(Error::Closed)));
+    }
+    assert_eq!(count(&database).await, 0);
+}
+
+/// Far longer than any of this takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// More than there are connections, fewer than there are readers.
+const MOST_THREADS: usize = 8;
