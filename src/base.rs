@@ -15,4 +15,5 @@ pub mod secret;
 pub mod socket;
 pub mod tls;
 pub mod trace;
+pub mod tree;
 pub mod unix;

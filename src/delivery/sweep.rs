@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::Error;
 use super::outbox::{Outbox, Step};
+use crate::base::tree;
 use crate::relay::{self, mirror};
 
 /// How much was removed.
@@ -54,7 +55,7 @@ fn works(directory: &Path, before: SystemTime, named: &HashSet<&OsStr>) -> Resul
         let changed = fs::symlink_metadata(&path).and_then(|found| found.modified());
         let is_named = path.file_name().is_some_and(|name| named.contains(name));
         if !is_named && changed.map_err(disk)? < before {
-            fs::remove_dir_all(&path).map_err(disk)?;
+            tree::remove(&path).map_err(disk)?;
             removed += 1;
         }
     }

@@ -7,6 +7,7 @@ use std::path::{self, Path, PathBuf};
 
 use anyhow::Context;
 
+use crate::base::tree;
 use crate::sandbox::spec::{GID, HOSTS, HOSTS_TEXT, UID};
 use crate::sandbox::{Owner, name_of};
 
@@ -119,10 +120,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     if let Some(target) = targets.find(|target| Path::new(target).starts_with(path)) {
         return Err(io::Error::other(format!("something is mounted at `{target}`")));
     }
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
+    tree::remove(path)
 }
 
 /// Who made a directory of this name.

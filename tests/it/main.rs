@@ -51,3 +51,4 @@ mod support;
 mod tidy;
 mod token;
 mod trace;
+mod tree;

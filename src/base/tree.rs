@@ -1,0 +1,195 @@
+//! Directories that somebody else has filled: taken away, and measured, however deep and however many they are.
+//!
+//! What is in them was chosen by who would like us to fail: names a hundred thousand levels deep, which overflow the stack
+//! of whoever goes down by recursion, symlinks, names that come and go meanwhile. Both walks have one directory open
+//! beside the first, and go through no symlink.
+//!
+//! **Invariant:** neither takes more memory, stack or descriptors the deeper a directory is.
+
+use std::ffi::{CString, OsStr};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, chmodat, fchmod, openat,
+    openat2, renameat_with, statat, unlinkat,
+};
+use rustix::io::Errno;
+use uuid::Uuid;
+
+/// Removes a directory with all that is in it, or a file, or a symlink. What is not there is as good as removed. Blocks.
+///
+/// # Errors
+/// It is still there, or a part of it.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let top = match openat(CWD, path, FOLDER, Mode::empty()) {
+        Ok(top) => top,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTDIR | Errno::LOOP) => return gone(fs::remove_file(path)),
+        Err(error) => return Err(error.into()),
+    };
+    loop {
+        let names = names(&top, BATCH)?;
+        if names.is_empty() {
+            return gone(fs::remove_dir(path));
+        }
+        for name in names {
+            remove_in(&top, &name)?;
+        }
+    }
+}
+
+/// How many bytes a directory takes on its disk, or something above `most`, at which it stops counting. Each name counts
+/// for a block at least, so that there is a bound for those, too. What cannot be looked into counts as too much, and so
+/// does what lies deeper than a path can say. Blocks.
+///
+/// # Errors
+/// It cannot be opened, or read.
+pub fn measure(path: &Path, most: u64) -> io::Result<u64> {
+    let top = openat(CWD, path, FOLDER, Mode::empty())?;
+    let (mut bytes, mut ahead) = (0_u64, vec![PathBuf::from(".")]);
+    while let Some(here) = ahead.pop() {
+        let folder = match openat2(&top, &here, FOLDER, Mode::empty(), WITHIN) {
+            Ok(folder) => folder,
+            // It has gone meanwhile, or is something else.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+            Err(Errno::NAMETOOLONG | Errno::ACCESS) => return Ok(u64::MAX),
+            Err(error) => return Err(error.into()),
+        };
+        for name in Dir::read_from(&folder)? {
+            let name = name?;
+            if is_dots(name.file_name().to_bytes()) {
+                continue;
+            }
+            let Ok(found) = statat(&folder, name.file_name(), AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            let taken = u64::try_from(found.st_blocks).unwrap_or_default() * SECTOR;
+            bytes = bytes.saturating_add(taken.max(BLOCK));
+            if bytes > most {
+                return Ok(bytes);
+            }
+            if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+                ahead.push(here.join(OsStr::from_bytes(name.file_name().to_bytes())));
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Removes a name of the first directory; of what it leads to, only one level: what lies deeper becomes a name of the
+/// first directory, and has its turn there.
+fn remove_in(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
+    if unlink(top, name)? == Unlinked::Yes {
+        return Ok(());
+    }
+    let Some(folder) = enter(top, name)? else { return Ok(()) };
+    loop {
+        let names = names(&folder, BATCH)?;
+        if names.is_empty() {
+            break;
+        }
+        for inner in names {
+            if unlink(&folder, &inner)? == Unlinked::Yes {
+                continue;
+            }
+            let fresh = format!(".{}", Uuid::now_v7());
+            let lift = || renameat_with(&folder, &inner, top, &fresh, RenameFlags::NOREPLACE);
+            let lifted = match lift() {
+                // Whoever is not root may not move a directory that they may not write.
+                Err(Errno::ACCESS) => {
+                    chmodat(&folder, &inner, OPEN, AtFlags::empty()).and_then(|()| lift())
+                }
+                lifted => lifted,
+            };
+            absent(lifted)?;
+        }
+    }
+    absent(unlinkat(top, name, AtFlags::REMOVEDIR))
+}
+
+#[derive(PartialEq, Eq)]
+enum Unlinked {
+    Yes,
+    /// It is a directory that is not empty.
+    No,
+}
+
+fn unlink(folder: &OwnedFd, name: &CString) -> Result<Unlinked, Errno> {
+    match unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Yes),
+        Err(Errno::ISDIR) => (),
+        Err(error) => return Err(error),
+    }
+    match unlinkat(folder, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(Unlinked::Yes),
+        Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(Unlinked::No),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where its owner may not read it or write in it, that is changed: it is about to go.
+fn enter(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errno> {
+    let open = || openat(top, name, FOLDER, Mode::empty());
+    let folder = match open() {
+        Err(Errno::ACCESS) => chmodat(top, name, OPEN, AtFlags::empty()).and_then(|()| open()),
+        opened => opened,
+    };
+    match folder {
+        Ok(folder) => {
+            // Another's, where it fails; then what is in it says so.
+            let _ = fchmod(&folder, OPEN);
+            Ok(Some(folder))
+        }
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// So many of them at most.
+fn names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
+    let own = |name: &Result<rustix::fs::DirEntry, Errno>| {
+        name.as_ref().map_or(true, |name| !is_dots(name.file_name().to_bytes()))
+    };
+    let names = Dir::read_from(folder)?.filter(own).take(most);
+    names.map(|name| Ok(name?.file_name().to_owned())).collect()
+}
+
+fn is_dots(name: &[u8]) -> bool {
+    name == b"." || name == b".."
+}
+
+fn absent(done: Result<(), Errno>) -> Result<(), Errno> {
+    match done {
+        Err(Errno::NOENT) => Ok(()),
+        done => done,
+    }
+}
+
+fn gone(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+const FOLDER: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+const WITHIN: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
+
+/// For its owner alone.
+const OPEN: Mode = Mode::RWXU;
+
+/// Names that are held in memory at a time.
+const BATCH: usize = 1024;
+
+/// What `st_blocks` counts (stat(2)).
+const SECTOR: u64 = 512;
+
+/// Of the file systems that are in use. An empty file takes one in a table of its own.
+const BLOCK: u64 = 4096;

@@ -1,0 +1,83 @@
+//! R5, R6: what an agent leaves in a directory is measured and taken away, whatever it looks like.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::thread;
+
+use cogni_gateway::base::tree;
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+
+/// R5: an agent makes directories faster than a stack grows; who goes down by recursion ends there, with the service.
+#[test]
+fn a_directory_of_any_depth_is_removed() {
+    let place = tempfile::tempdir().unwrap();
+    let top = place.path().join("top");
+    fs::create_dir(&top).unwrap();
+    dig(&top, 3000);
+    // What would take a hundred times as many levels with a usual stack.
+    let small = thread::Builder::new().stack_size(128 << 10);
+    let of = top.clone();
+    let walk = move || (tree::measure(&of, u64::MAX - 1).unwrap(), tree::remove(&of).unwrap());
+    let (measured, ()) = small.spawn(walk).unwrap().join().unwrap();
+    assert_eq!(measured, u64::MAX, "it is deeper than a path can say");
+    assert!(!top.exists());
+}
+
+/// R6: nothing that a link leads to, and nothing that is not there.
+#[test]
+fn a_tree_is_removed_and_nothing_beside_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (top, outside) = (place.path().join("top"), place.path().join("outside"));
+    fs::create_dir_all(top.join("deep/er/est")).unwrap();
+    fs::create_dir_all(top.join("shut/inside")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "").unwrap();
+    for number in 0..3000 {
+        fs::write(top.join("deep/er").join(number.to_string()), "").unwrap();
+    }
+    symlink(&outside, top.join("link")).unwrap();
+    symlink(&outside, top.join("deep/er/link")).unwrap();
+    fs::set_permissions(top.join("shut"), fs::Permissions::from_mode(0)).unwrap();
+    tree::remove(&top).unwrap();
+    assert!(!top.exists() && outside.join("file").exists());
+    tree::remove(&top).unwrap();
+
+    let link = place.path().join("link");
+    symlink(&outside, &link).unwrap();
+    tree::remove(&link).unwrap();
+    assert!(!link.is_symlink() && outside.join("file").exists());
+}
+
+/// R6: what is on the disk counts, whatever size a file says that it has, and each name.
+#[test]
+fn a_tree_is_measured_by_what_it_takes() {
+    let place = tempfile::tempdir().unwrap();
+    let measure = |most| tree::measure(place.path(), most).unwrap();
+    assert_eq!(measure(u64::MAX), 0);
+    fs::create_dir(place.path().join("folder")).unwrap();
+    fs::write(place.path().join("folder/one"), vec![7; 100_000]).unwrap();
+    let is_one = |bytes| (100_000..120_000).contains(&bytes);
+    assert!(is_one(measure(u64::MAX)), "{}", measure(u64::MAX));
+    let hollow = fs::File::create(place.path().join("hollow")).unwrap();
+    hollow.set_len(1 << 40).unwrap();
+    symlink("/", place.path().join("link")).unwrap();
+    assert!(is_one(measure(u64::MAX)), "{}", measure(u64::MAX));
+
+    for number in 0..100 {
+        fs::write(place.path().join(number.to_string()), "").unwrap();
+    }
+    assert!(measure(u64::MAX) >= 500_000, "{}", measure(u64::MAX));
+    assert!((200_000..300_000).contains(&measure(200_000)));
+    assert!(tree::measure(Path::new("/nowhere"), 1).unwrap_err().kind() == io::ErrorKind::NotFound);
+}
+
+fn dig(top: &Path, levels: usize) {
+    let open = |folder: &rustix::fd::OwnedFd| openat(folder, "a", OFlags::DIRECTORY, Mode::empty());
+    let mut here = openat(CWD, top, OFlags::DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..levels {
+        mkdirat(&here, "a", Mode::RWXU).unwrap();
+        here = open(&here).unwrap();
+    }
+}
