@@ -192,7 +192,7 @@ impl Bench<'_> {
 
     fn path(&mut self, change: &Change) {
         let path = Some(change.path.as_slice());
-        if let Some(rule) = self.policy.on_path(&change.path) {
+        for rule in self.policy.on_path(&change.path) {
             self.say(rule.verdict, path, &rule.why);
         }
         if is_strange(&change.path) {

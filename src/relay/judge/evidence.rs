@@ -76,7 +76,7 @@ impl Evidence {
             Part::Head(object) => {
                 (name, text, found) = (object.name, Text::default(), Found::new());
                 beginning.clear();
-                if object.size > policy.review_file_bytes {
+                if object.size > policy.review_file_bytes.min(policy.hold_file_bytes) {
                     let paths = places[&name].iter().map(|change| change.path.clone());
                     self.large.extend(paths.map(|path| (path, object.size)));
                 }

@@ -1,6 +1,6 @@
 //! Which paths a rule is about.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// A path with holes: `*` is anything within a segment, `**` is any number of whole segments.
 ///
@@ -14,37 +14,30 @@ use serde::Deserialize;
 /// assert!(matches(".*/**", ".vscode/tasks.json") && !matches(".*/**", "src/.x/y"));
 /// assert!(matches("**/*.lock", "a/b/poetry.lock") && !matches("*.lock", "a/poetry.lock"));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
 pub struct Pattern {
-    segments: Vec<String>,
+    text: String,
 }
 
 impl Pattern {
     pub fn new(text: &str) -> Self {
-        Self { segments: text.split('/').map(str::to_ascii_lowercase).collect() }
+        Self { text: text.to_owned() }
     }
 
     pub fn matches(&self, path: &[u8]) -> bool {
-        let path = path.to_ascii_lowercase();
+        let (pattern, path) = (self.text.to_ascii_lowercase(), path.to_ascii_lowercase());
+        let pattern: Vec<_> = pattern.split('/').collect();
         let path: Vec<_> = path.split(|byte| *byte == b'/').collect();
-        match_all(&self.segments, &path)
-    }
-}
-
-impl From<String> for Pattern {
-    fn from(text: String) -> Self {
-        Self::new(&text)
+        match_all(&pattern, &path)
     }
 }
 
 /// Patterns are the operator's, and short: each `**` may well try every place.
-fn match_all(pattern: &[String], path: &[&[u8]]) -> bool {
+fn match_all(pattern: &[&str], path: &[&[u8]]) -> bool {
     match pattern.split_first() {
         None => path.is_empty(),
-        Some((first, rest)) if first == "**" => {
-            (0..=path.len()).any(|skipped| match_all(rest, &path[skipped..]))
-        }
+        Some((&"**", rest)) => (0..=path.len()).any(|skipped| match_all(rest, &path[skipped..])),
         Some((first, rest)) => path.split_first().is_some_and(|(segment, others)| {
             match_one(first.as_bytes(), segment) && match_all(rest, others)
         }),

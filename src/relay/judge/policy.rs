@@ -1,6 +1,6 @@
 //! What is welcome, as data. `config/relay.toml` says it all, and is what holds where nobody says otherwise.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::pattern::Pattern;
 use super::secret::Kind;
@@ -16,7 +16,7 @@ pub struct Config {
 }
 
 /// What becomes of which change.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
     pub review_files: usize,
@@ -33,10 +33,13 @@ pub struct Policy {
     pub secret: Ruling,
     pub paths: Vec<Paths>,
     pub secrets: Vec<Kind>,
+    /// A second list, of whose work it is: the stricter of what the two say holds.
+    #[serde(skip)]
+    pub own_paths: Vec<Paths>,
 }
 
 /// A rule about paths.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Paths {
     pub why: String,
@@ -46,7 +49,7 @@ pub struct Paths {
 }
 
 /// What one rule says; the strictest of all that are said holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ruling {
     Push,
@@ -66,8 +69,13 @@ pub enum Invalid {
 impl Config {
     /// Reads settings; what `text` does not say is as in `config/relay.toml`.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
+        Self::of(text.parse()?)
+    }
+
+    /// The same, of what was read.
+    pub fn of(said: toml::Table) -> Result<Self, Invalid> {
         let mut whole: toml::Table = DEFAULTS.parse()?;
-        overlay(&mut whole, text.parse()?);
+        overlay(&mut whole, said);
         let config: Self = toml::Value::Table(whole).try_into()?;
         super::Scanner::new(&config.policy.secrets, &[])?;
         Ok(config)
@@ -81,9 +89,10 @@ impl Default for Config {
 }
 
 impl Policy {
-    /// What the first rule for a path says.
-    pub(super) fn on_path(&self, path: &[u8]) -> Option<&Paths> {
-        self.paths.iter().find(|rule| rule.patterns.iter().any(|pattern| pattern.matches(path)))
+    /// What the first rule for a path says, in each list.
+    pub fn on_path(&self, path: &[u8]) -> impl Iterator<Item = &Paths> {
+        let is_for = move |rule: &&Paths| rule.patterns.iter().any(|one| one.matches(path));
+        [&self.paths, &self.own_paths].into_iter().filter_map(move |list| list.iter().find(is_for))
     }
 }
 

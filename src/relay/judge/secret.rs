@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use regex::bytes::{Regex, RegexSet};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::base::hex;
 use crate::base::secret::Secret;
 
 /// One kind of credential.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kind {
     pub name: String,
