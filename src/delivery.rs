@@ -4,7 +4,7 @@
 //! takes the row up next finds the step done, or does it: the commits come out the same, the push is told where the
 //! branch was, the pull request is looked for first.
 //!
-//! The [`outbox`] remembers how far each work has come; [`relay`] does what git does, and
+//! The [`outbox`] remembers how far each work has come, and by which [`rules`] it is judged; [`relay`] does what git does, and
 //! [`forge`](crate::forge) asks for the pull request. A [`statement`] says what this machine vouches for.
 //!
 //! What is done while the run's audit log is open is in there; what is done later is in the row's own ([`record`]).
@@ -15,6 +15,7 @@ mod branch;
 pub mod outbox;
 pub mod record;
 mod resume;
+pub mod rules;
 pub mod statement;
 mod step;
 mod stop;
@@ -38,6 +39,7 @@ use crate::relay::{
     self, Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Sha, extract, judge,
 };
 use outbox::{Job, Order, Outbox, Verdict};
+use rules::{Own, Rules};
 
 /// What a relay is made of.
 pub struct Settings {
@@ -111,6 +113,10 @@ pub enum Error {
     GitHub(#[from] github::Error),
     #[error(transparent)]
     Audit(#[from] audit::Error),
+    #[error(
+        "the rules that it is judged by cannot be used: another version wrote them, or they are too many; `cogni-gateway relay apply` brings it into a clone"
+    )]
+    Rules(#[from] judge::Invalid),
     #[error("the relay has been ended")]
     Ended(#[from] tokio::task::JoinError),
 }
@@ -140,6 +146,39 @@ impl Relay {
     /// What may come out of a sandbox.
     pub fn limits(&self) -> &extract::Limits {
         &self.settings.judge.extract
+    }
+
+    /// What the work of an agent with these rules of its own is judged by, if its run begins now.
+    pub fn rules(&self, own: Option<&Own>) -> Rules {
+        Rules::new(&self.settings.judge.policy, own)
+    }
+
+    /// Tells the operator of an agent's rules that change nothing here.
+    pub fn tell_idle(&self, agent: &str, own: Option<&Own>) {
+        let idle = own.map(|own| own.policy.idle(&self.settings.judge.policy)).unwrap_or_default();
+        if !idle.is_empty() {
+            let rules = idle.join(", ");
+            tracing::warn!(
+                agent,
+                rules,
+                "this host is stricter than these rules of the agent's, which change nothing"
+            );
+        }
+    }
+
+    /// What a row is judged by. One of an earlier version does not say.
+    fn rules_of(&self, order: &Order) -> Rules {
+        order.rules.clone().unwrap_or_else(|| self.rules(None))
+    }
+
+    /// Has a row judged by this host's rules as they are now, and by its agent's as they were, because somebody asks for
+    /// it. Blocks.
+    ///
+    /// # Errors
+    /// It is at its branch already, or the outbox does not work.
+    pub fn renew(&self, job: &Job) -> Result<Job, Error> {
+        let rules = self.rules_of(&job.order).under(&self.settings.judge.policy)?;
+        Ok(self.outbox.judge_by(job, rules)?)
     }
 
     /// Makes a branch a run's, or says that another run has it. What an earlier run left undelivered there is delivered
@@ -201,7 +240,7 @@ impl Relay {
     /// The outbox does not work.
     pub async fn deliver(
         self: &Arc<Self>,
-        order: Order,
+        mut order: Order,
         lease: &Lease,
         audit: &Log,
     ) -> Result<Delivered, Error> {
@@ -221,6 +260,7 @@ impl Relay {
         audit: &Log,
     ) -> Result<Delivered, Error> {
         let relay = self.clone();
+        order.rules.get_or_insert_with(|| self.rules(None));
         let job = tokio::task::spawn_blocking(move || relay.outbox.add(&order)).await??;
         let Order { repository, state, announced, .. } = &job.order;
         audit.relayed(&event::Extracted {

@@ -122,6 +122,7 @@ impl Supervisor {
         let lock = Lock::take(&settings.state_dir).await?;
         let Parts { config, catalog, seats, journal, books, relay } = parts;
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
+        tell_idle(relay.as_deref(), &catalog);
         let stock = Stock::new(&settings, &config, &catalog);
         let supervisor = Self(Arc::new(Shared {
             config: ArcSwap::from_pointee(config),
@@ -198,6 +199,7 @@ impl Supervisor {
     /// Puts others in force, for runs that are accepted from now on.
     pub fn reload(&self, config: Config, catalog: Catalog) {
         self.0.seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
+        tell_idle(self.0.relay.as_deref(), &catalog);
         self.0.config.store(Arc::new(config));
         self.0.catalog.store(Arc::new(catalog));
     }
@@ -276,6 +278,12 @@ impl fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Supervisor").field("live", &self.live()).finish_non_exhaustive()
     }
+}
+
+/// Says which rules of agents are looser than the relay's, and so say nothing.
+fn tell_idle(relay: Option<&Relay>, catalog: &Catalog) {
+    let Some(relay) = relay else { return };
+    catalog.entries().for_each(|entry| relay.tell_idle(&entry.name, entry.relay.as_ref()));
 }
 
 /// Of agents whose sandboxes outlive their runs.

@@ -40,6 +40,9 @@ pub struct Judged<'a> {
     pub tree: &'a str,
     /// Whose commits they are, and why.
     pub mode: &'static str,
+    /// The hash of the rules that it was judged by.
+    #[serde(serialize_with = "short")]
+    pub rules: &'a str,
     pub files: u64,
     /// How many rules had something to say.
     pub reasons: u64,

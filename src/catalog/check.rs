@@ -4,7 +4,9 @@ use std::path::{Component, PathBuf};
 
 use super::entry::{Entry, Maker, OpenClaw, Setup};
 use super::placeholder;
+use crate::delivery::rules::Own;
 use crate::gateway::rule::Rules;
+use crate::relay::judge::Scanner;
 
 /// What is wrong with an entry that can be read, by its key.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,6 +55,7 @@ impl Entry {
             return wrong("tools", "there are none yet; leave it out".to_owned());
         }
         self.check_setup()?;
+        self.relay.as_ref().map_or(Ok(()), check_relay)?;
         let rules = Rules::compile(&self.policy.rules);
         rules.map(drop).map_err(|error| Wrong { key: "policy.rules", what: error.to_string() })
     }
@@ -82,6 +85,21 @@ impl Entry {
     }
 }
 
+fn check_relay(Own { policy }: &Own) -> Result<(), Wrong> {
+    if let Some(key) = policy.pushed() {
+        return Err(Wrong { key, what: NEVER_LOOSER.to_owned() });
+    }
+    let wrong = |error: regex::Error| Wrong { key: "relay.policy.secrets", what: shown(&error) };
+    Scanner::new(&policy.secrets, &[]).map(drop).map_err(wrong)
+}
+
+/// Its last line: those before it show where in the pattern, with marks below.
+fn shown(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let last = text.lines().last().unwrap_or_default();
+    format!("a pattern is no regular expression: {}", last.trim_start_matches("error: "))
+}
+
 fn is_name(name: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_next = |byte: u8| is_first(byte) || b":._-".contains(&byte);
@@ -97,6 +115,9 @@ fn is_agent_id(id: &str) -> bool {
         && id.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
         && id.bytes().all(is_next)
 }
+
+const NEVER_LOOSER: &str = "an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. \
+     What is looser is said in this host's own file, for all agents (`--relay-config`)";
 
 const LONGEST_NAME: usize = 64;
 

@@ -11,7 +11,7 @@ use super::policy::Policy;
 use crate::base::hex;
 use crate::body::Grants;
 use crate::budget;
-use crate::relay::judge;
+use crate::delivery::rules::Own;
 use crate::sandbox::spec::Wanted;
 
 /// One agent.
@@ -67,9 +67,8 @@ pub struct Entry {
     /// Laid over its gateway's.
     #[serde(default)]
     pub policy: Policy,
-    /// What becomes of its work, in the words of `config/relay.toml`, over which it is laid.
-    #[serde(default, deserialize_with = "relay")]
-    pub relay: Option<judge::Config>,
+    /// What becomes of its work, in the words of `config/relay.toml`: stricter than this host's rules, and never looser.
+    pub relay: Option<Own>,
     /// Of an agent whose `setup` is `openclaw`.
     #[serde(default)]
     pub openclaw: OpenClaw,
@@ -244,18 +243,6 @@ fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Erro
         Ok(Version::Text(text)) if !text.is_empty() => Ok(text),
         _ => Err(de::Error::custom("give a text or a whole number")),
     }
-}
-
-fn relay<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<judge::Config>, D::Error> {
-    let said = toml::Table::deserialize(deserializer)?;
-    let text = toml::to_string(&said).map_err(de::Error::custom)?;
-    let why = |error: judge::Invalid| match error {
-        judge::Invalid::Toml(error) => {
-            de::Error::custom(error.to_string().trim().replace('\n', ", "))
-        }
-        judge::Invalid::Pattern(error) => de::Error::custom(error),
-    };
-    judge::Config::parse(&text).map(Some).map_err(why)
 }
 
 /// What works on files and runs commands. It has some fifty more, for machines that are somebody's, and each version

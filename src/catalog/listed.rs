@@ -22,6 +22,8 @@ pub struct Listed {
     pub digest: String,
     /// Those it may use; an empty list is no limit.
     pub models: Vec<String>,
+    /// The rules of its own that its work is judged by, beside this host's: their names in `[policy]` of relay.toml.
+    pub relay_rules: Vec<String>,
     /// Whether it can run here.
     pub available: bool,
     /// Why not.
@@ -40,6 +42,7 @@ impl Listed {
             version: entry.version.clone(),
             digest: entry.digest(),
             models: entry.models.allow.clone(),
+            relay_rules: entry.relay.as_ref().map(|own| own.policy.names()).unwrap_or_default(),
             available: available.is_ok(),
             reason: available.as_ref().err().map(ToString::to_string),
         }

@@ -114,6 +114,10 @@ fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
         let own = || Some(name.get_ref().to_string());
         let inner = match value.get_ref() {
             DeValue::Table(table) => key_at(table, at),
+            DeValue::Array(list) => list.iter().find_map(|one| match one.get_ref() {
+                DeValue::Table(table) => key_at(table, at),
+                _ => None,
+            }),
             _ => None,
         };
         match inner {
@@ -130,12 +134,16 @@ const GONE: &[(&str, &str)] = &[
         "conversation",
         "it is gone; say `setup = \"messages\"`, and the agent finds it in `.cogni/messages.json`",
     ),
+    ("relay.extract", OF_THE_MACHINE),
+    ("relay.quarantine", OF_THE_MACHINE),
     ("policy.body.models", "an agent's models are said in `allow` of `[models]`"),
     (
         "policy.body.capabilities",
         "an agent's are said by `capabilities = […]` of its own, before all tables",
     ),
 ];
+
+const OF_THE_MACHINE: &str = "how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`";
 
 /// An agent's file, or one beside it, is some lines for people.
 const LARGEST: u64 = 1 << 20;

@@ -94,11 +94,15 @@ fn print<'a>(
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     for (entry, listed) in shown {
-        let Listed { agent_id, version, description, models, reason, .. } = listed;
+        let Listed { agent_id, version, description, models, relay_rules, reason, .. } = listed;
         writeln!(out, "{agent_id:20} version {version}, {}", needs(entry))?;
         writeln!(out, "{:20} {description}", "")?;
         if !models.is_empty() {
             writeln!(out, "{:20} models: {}", "", models.join(", "))?;
+        }
+        if !relay_rules.is_empty() {
+            let rules = relay_rules.join(", ");
+            writeln!(out, "{:20} its work is judged more strictly: {rules}", "")?;
         }
         if let Some(reason) = reason {
             writeln!(out, "{:20} cannot run here: {reason}", "")?;

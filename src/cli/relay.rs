@@ -45,9 +45,20 @@ pub enum Command {
         #[arg(required_unless_present = "due")]
         id: Option<String>,
 
+        /// Judge it by this host's rules as they are now, and not as they were when it came out; its agent's own stay
+        #[arg(long, requires = "id")]
+        new_rules: bool,
+
         /// All whose time has come, on every branch that no run is at
         #[arg(long, conflicts_with = "id")]
         due: bool,
+    },
+    /// Show the rules that work is judged by, as they were when it came out; their SHA-256 is in its statement
+    Rules {
+        #[command(flatten)]
+        state: StateDir,
+
+        id: String,
     },
     /// Remove what is delivered, workspaces that were kept, and mirrors that nobody uses; held work stays
     Sweep {
@@ -87,8 +98,15 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             }
             Ok(status(shown.iter().all(|job| job.step == Step::Done)))
         }
-        Command::Retry { setup, id: Some(id), .. } => retry(*setup, &id, out),
+        Command::Retry { setup, id: Some(id), new_rules, .. } => retry(*setup, &id, new_rules, out),
         Command::Retry { setup, id: None, .. } => retry_due(*setup, out),
+        Command::Rules { state, id } => {
+            let rules = open(&state)?.get(&id)?.order.rules;
+            let rules =
+                rules.context("it is of an earlier version, and judged by the rules of now")?;
+            write!(out, "{}", rules.as_str())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Sweep { state, older_than } => {
             let swept = sweep::sweep(&state.path(), &open(&state)?, older_than)?;
             let sweep::Swept { delivered, works, mirrors } = swept;
@@ -99,9 +117,17 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn retry(setup: Setup, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+fn retry(
+    setup: Setup,
+    id: &str,
+    new_rules: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
     let relay = Arc::new(setup.open(variable, vec![])?);
-    let job = relay.outbox().get(id)?;
+    let mut job = relay.outbox().get(id)?;
+    if new_rules {
+        job = relay.renew(&job)?;
+    }
     if job.step.is_end() {
         relay.outbox().revive(&job)?;
     }

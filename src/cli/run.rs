@@ -229,7 +229,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             let _ended = ended.clone().drop_guard();
             let skipped = matches!(asked, Asked::Skipped).then(Relayed::skipped);
             if let Asked::Branch(branch) = asked {
-                let agent = order.agent.as_ref().map(|agent| agent.entry.name.as_str());
+                let agent = order.agent.as_ref().map(|agent| &*agent.entry);
                 let known = vec![order.config.upstream.api_key.clone()];
                 order.target = Some(Box::pin(branch.target(agent, known)).await?);
             }

@@ -1,12 +1,13 @@
 //! The half that git does: from what came out of the sandbox to the branch. All of it blocks.
 
-use super::Relay;
 use super::outbox::{Job, Progress, Step, Verdict};
+use super::rules::Rules;
 use super::statement::Statement;
 use super::stop::Stop;
+use super::{Error, Relay};
 use crate::base::secret::Secret;
 use crate::relay::quarantine::{Provenance, Quarantined};
-use crate::relay::{Artifacts, Bundle, Error, Judged, Lease, Note, Sha};
+use crate::relay::{self, Artifacts, Bundle, Judged, Lease, Note, Sha};
 
 impl Relay {
     /// Takes the work into quarantine and looks at it. A row that has been here before comes to the same.
@@ -18,6 +19,7 @@ impl Relay {
         lease: &Lease,
         token: Option<Secret>,
     ) -> Result<(Job, Judged), Stop> {
+        let policy = self.rules_of(&job.order).policy().map_err(Error::Rules)?;
         let work = self.quarantine(&job, lease)?;
         let head = work.tip();
         if job.head.is_some_and(|before| before != head) {
@@ -27,7 +29,7 @@ impl Relay {
             job = self.outbox.advance(&job, Progress::Quarantined { head })?;
         }
         let known: Vec<_> = self.settings.known.iter().cloned().chain(token).collect();
-        let judged = work.judge(&self.settings.judge.policy, &known)?;
+        let judged = work.judge(&policy, &known)?;
         if job.step == Step::Quarantined {
             let verdict = Verdict::from(judged.verdict());
             job = self.outbox.advance(&job, Progress::Judged(verdict))?;
@@ -69,7 +71,7 @@ impl Relay {
         let was_there = match cleared.push(token) {
             Ok(pushed) => pushed.was_there,
             // It may be there by an attempt that nobody heard the end of; and somebody may have gone on from it.
-            Err(Error::Moved { .. } | Error::Declined { .. })
+            Err(relay::Error::Moved { .. } | relay::Error::Declined { .. })
                 if self.contains(job, &lease, token, head)? =>
             {
                 true
@@ -93,7 +95,7 @@ impl Relay {
     }
 
     /// Puts the statement beside the commit, where it is not yet.
-    pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<(), super::Error> {
+    pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<(), Error> {
         let Some(head) = job.head else { return Ok(()) };
         let (branch, committer) = (job.order.branch(), self.settings.committer.as_str());
         let text = statement(job, head).sign(&self.key);
@@ -112,6 +114,7 @@ fn statement(job: &Job, head: Sha) -> Statement {
         base: order.state.start,
         head,
         tree: order.announced.tree,
+        rules: order.rules.as_ref().map(Rules::digest).unwrap_or_default(),
         verdict: job.verdict.map(Verdict::as_str).unwrap_or_default().to_owned(),
         mode: if is_agents { "exact" } else { "replayed" }.to_owned(),
     }

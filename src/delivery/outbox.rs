@@ -31,6 +31,7 @@ use uuid::Uuid;
 
 pub use job::{Job, Order, Progress, Pull, Step, Verdict, Words};
 
+use crate::delivery::rules::Rules;
 use crate::relay::BranchKey;
 use crate::relay::repository::Repository;
 use job::{COLUMNS, millis, read};
@@ -208,6 +209,26 @@ impl Outbox {
         let step = if job.is_pushed { Step::Pushed } else { Step::Extracted };
         let next = Job { step, due: SystemTime::now(), error: None, ..job.clone() };
         self.write(job, &next)?;
+        self.get(&job.id)
+    }
+
+    /// Has a row judged by other rules than its own, because somebody asks for it.
+    ///
+    /// # Errors
+    /// [`Error::Skipped`] where nothing is left to be judged; as [`Outbox::advance`].
+    pub fn judge_by(&self, job: &Job, rules: Rules) -> Result<Job, Error> {
+        if job.is_pushed {
+            return Err(Error::Skipped { from: job.step, to: Step::Judged });
+        }
+        let order = Order { rules: Some(rules), ..job.order.clone() };
+        let order = serde_json::to_string(&order).expect("an order has string keys");
+        let written = self.connection().execute(
+            "UPDATE job SET \"order\" = ?1 WHERE id = ?2 AND step = ?3 AND fence = ?4",
+            params![order, job.id, job.step.as_str(), signed(job.fence)],
+        )?;
+        if written == 0 {
+            return Err(Error::Moved { id: job.id.clone() });
+        }
         self.get(&job.id)
     }
 

@@ -38,6 +38,9 @@ pub struct Statement {
     pub base: Sha,
     pub head: Sha,
     pub tree: Sha,
+    /// The hash of the [rules](super::rules::Rules) that judged it; earlier versions did not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rules: String,
     pub verdict: String,
     /// Whose commits they are: the relay's, or the agent's own.
     pub mode: String,

@@ -77,6 +77,7 @@ impl Relay {
             head: &judged.work().tip().to_string(),
             tree: &judged.work().tree().to_string(),
             mode: judged.work().mode().as_str(),
+            rules: &self.rules_of(&job.order).digest(),
             files: judged.files() as u64,
             reasons: judged.verdict().reasons().len() as u64,
         });

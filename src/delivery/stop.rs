@@ -99,7 +99,9 @@ impl From<Error> for Stop {
             Error::Outbox(error) => error.into(),
             Error::Relay(error) => error.into(),
             Error::GitHub(error) => error.into(),
-            error @ (Error::Audit(_) | Error::Ended(_)) => Self::Failed { why: error.to_string() },
+            error @ (Error::Audit(_) | Error::Ended(_) | Error::Rules(_)) => {
+                Self::Failed { why: error.to_string() }
+            }
         }
     }
 }

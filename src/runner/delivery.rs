@@ -17,7 +17,9 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use super::directory::Directory;
+use crate::catalog::Entry;
 use crate::delivery::outbox;
+use crate::delivery::rules::Rules;
 use crate::delivery::statement::Facts;
 use crate::delivery::{Begun, Delivered, Relay};
 use crate::relay::extract::{Announced, Commands};
@@ -40,6 +42,8 @@ pub struct Target {
     wants_pull_request: bool,
     /// Who the commits are by.
     agent: String,
+    /// What they will be judged by.
+    rules: Rules,
 }
 
 /// What has become of the work, as the result tells it.
@@ -81,8 +85,8 @@ impl Target {
         patience: Duration,
     ) -> anyhow::Result<Self> {
         let begun = Box::pin(relay.begin_within(&repository, key, base, patience)).await?;
-        let agent = "agent".to_owned();
-        Ok(Self { relay, repository, begun, wants_pull_request: false, agent })
+        let (agent, rules) = ("agent".to_owned(), relay.rules(None));
+        Ok(Self { relay, repository, begun, wants_pull_request: false, agent, rules })
     }
 
     /// With a pull request, once the run is over and was ok.
@@ -91,10 +95,11 @@ impl Target {
         Self { wants_pull_request: wanted, ..self }
     }
 
-    /// Whose the commits are, where the agent does not say otherwise.
+    /// Whose the commits are, where the agent does not say otherwise, and whose rules they are judged by beside this host's.
     #[must_use]
-    pub fn by(self, agent: &str) -> Self {
-        Self { agent: agent.to_owned(), ..self }
+    pub fn by(self, agent: &Entry) -> Self {
+        let rules = self.relay.rules(agent.relay.as_ref());
+        Self { agent: agent.name.clone(), rules, ..self }
     }
 
     /// Gives the sandbox a workspace with the branch checked out, which goes with the run. Blocks.
@@ -185,6 +190,7 @@ impl Target {
                 policy: source.policy.to_owned(),
                 spent: source.run.ledger.spent(),
             },
+            rules: Some(self.rules.clone()),
             artifacts: artifacts.directory().to_owned(),
             pull_request: (self.wants_pull_request && source.is_ok).then_some(source.words),
         };

@@ -173,20 +173,13 @@ impl Shared {
     /// All that can be told without making anything. Returns the model.
     fn check(&self, wanted: &Wanted, run: &str) -> Result<String, Refused> {
         let catalog = self.catalog.load();
-        let entry = catalog.find(&wanted.agent)?;
+        catalog.find(&wanted.agent)?;
         let invalid = |error: anyhow::Error| Refused::Invalid(format!("{error:#}"));
         let line = wanted.line(run).map_err(|error| Refused::Invalid(error.to_string()))?;
         if line.is_some() && self.relay.is_none() {
             return Err(Refused::Invalid(
                 "this service has no relay, so no repositories".to_owned(),
             ));
-        }
-        // What would be judged by other rules than its entry says is not begun.
-        if line.is_some() && entry.relay.is_some() {
-            return Err(Refused::Invalid(format!(
-                "the entry of `{}` has rules of its own for its work, which this service cannot keep to yet; take `relay` out of it",
-                entry.name
-            )));
         }
         let order = wanted.order(run, (&self.settings, &self.config.load(), &catalog));
         let order = order.map_err(invalid)?;

@@ -104,7 +104,7 @@ impl Shared {
         let base = wanted.branch.base.as_deref();
         let target =
             Target::begin(Arc::clone(relay), line.repository.clone(), &line.key, base).await?;
-        Ok(target.with_pull_request(wanted.branch.pull_request).by(&entry.name))
+        Ok(target.with_pull_request(wanted.branch.pull_request).by(entry))
     }
 
     /// Binds its socket and fills its workspace; where its agent lives on, in the sandbox of its branch.

@@ -80,6 +80,15 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
             "{PLAIN}\n[[policy.rules]]\nname = 'r'\nwhen = 'request.modell == \"m\"'\nrefuse = 'no'\n"
         ),
         &format!("{PLAIN}\n[relay]\npolicy = {{ review_files = 'few' }}\n"),
+        &format!("{PLAIN}\n[relay.policy]\nnew_progam = 'hold'\n"),
+        &format!("{PLAIN}\n[relay.policy]\nsecret = 'push'\n"),
+        &format!("{PLAIN}\n[relay.policy]\nsecret = 'deny'\n"),
+        &format!("{PLAIN}\n[relay.quarantine]\ncommits = 5\n"),
+        &format!(
+            "{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\nmatch = ['a']\n\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'no'\nmatch = ['a']\n"
+        ),
+        &format!("{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\n"),
+        &format!("{PLAIN}\n[[relay.policy.secrets]]\nname = 'ours'\npattern = '('\n"),
         &format!("{PLAIN}\n[openclaw]\nagent = 'main'\ndeny = ['exec']\n"),
         &format!("{PLAIN}setup = 'openclaw'\n\n[openclaw]\nagent = '../main'\n"),
         &format!("{PLAIN}setup = 'openclaw'\n\n[openclaw]\nallow = []\n"),
@@ -111,7 +120,14 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
     agents/a.toml:7: `policy.body.models`: an agent's models are said in `allow` of `[models]`
     agents/a.toml:7: `policy.body.unknown_fields`: unknown variant `keep`, expected one of `reject`, `drop`, `pass`
     agents/a.toml:6: `policy.rules`: rule `r`: `when`, line 1, column 1: `request.modell` is not a fact; `request` has `route`, `protocol`, `model`, `stream`, `bytes`, `input_tokens`, `max_output_tokens`, `choices`
-    agents/a.toml:6: `relay`: invalid type: string "few", expected usize, in `policy.review_files`
+    agents/a.toml:7: `relay.policy.review_files`: invalid type: string "few", expected usize
+    agents/a.toml:7: `relay.policy.new_progam`: unknown field `new_progam`, expected one of `review_files`, `hold_files`, `review_file_bytes`, `hold_file_bytes`, `submodule`, `link_outside`, `new_program`, `strange_path`, `lfs_pointer`, `claims_provenance`, `work_elsewhere`, `secret`, `paths`, `secrets`
+    agents/a.toml:7: `relay.policy.secret`: an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. What is looser is said in this host's own file, for all agents (`--relay-config`)
+    agents/a.toml:7: `relay.policy.secret`: unknown variant `deny`, expected one of `push`, `review`, `hold`
+    agents/a.toml:6: `relay.quarantine`: how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`
+    agents/a.toml:13: `relay.policy.paths.verdict`: unknown variant `no`, expected one of `push`, `review`, `hold`
+    agents/a.toml:6: `relay.policy.paths`: missing field `match`
+    agents/a.toml:6: `relay.policy.secrets`: a pattern is no regular expression: unclosed group
     agents/a.toml:6: `openclaw`: it is for `setup = "openclaw"`; say so
     agents/a.toml:8: `openclaw.agent`: `../main` is none of its agents' ids; give letters, digits, `-` and `_`
     agents/a.toml:8: `openclaw.allow`: OpenClaw takes an empty list for all of its tools; name those it may use
@@ -382,7 +398,7 @@ fn an_agent_is_listed_as_an_object() {
     let mut listed = serde_json::to_value(Listed::new(&agent, &Ok(()))).unwrap();
     assert_eq!(listed["digest"], agent.digest());
     listed["digest"] = "…".into();
-    insta::assert_snapshot!(listed, @r#"{"agentId":"a","available":true,"description":"d","digest":"…","graphId":"g:1","models":["m"],"name":"An agent","version":"1"}"#);
+    insta::assert_snapshot!(listed, @r#"{"agentId":"a","available":true,"description":"d","digest":"…","graphId":"g:1","models":["m"],"name":"An agent","relayRules":[],"version":"1"}"#);
 }
 
 /// A2, R8: the list, as people read it.

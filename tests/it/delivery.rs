@@ -1,9 +1,11 @@
 //! Durable delivery, with real git and a stand-in for GitHub.
 
+mod judged;
 mod kill;
 mod later;
 mod many;
 mod outbox;
+mod rules;
 mod statement;
 mod sweep;
 mod way;

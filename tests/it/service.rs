@@ -4,6 +4,7 @@
 mod chat;
 mod killed;
 mod many;
+mod rules;
 mod upgrade;
 
 use crate::support::service::{Place, ask};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::base::secret::Secret;
+use crate::catalog::Entry;
 use crate::cli::relay::Setup;
 use crate::relay::BranchKey;
 use crate::relay::branch_key::Sources;
@@ -105,11 +106,14 @@ impl Wanted {
     /// Another run has it, or it cannot be looked up.
     pub(super) async fn target(
         self,
-        agent: Option<&str>,
+        agent: Option<&Entry>,
         known: Vec<Secret>,
     ) -> anyhow::Result<Target> {
         let Self { repository, key, args } = self;
         let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), known)?);
+        if let Some(agent) = agent {
+            relay.tell_idle(&agent.name, agent.relay.as_ref());
+        }
         let (base, patience) = (args.base.as_deref(), args.branch_wait);
         let begun = Target::begin_within(relay, repository, &key, base, patience);
         let target = Box::pin(begun).await?;

@@ -8,6 +8,7 @@ use rusqlite::Row;
 use rusqlite::types::Type;
 use serde::{Deserialize, Serialize};
 
+use crate::delivery::rules::Rules;
 use crate::delivery::statement::Facts;
 use crate::relay::extract::Announced;
 use crate::relay::repository::Repository;
@@ -22,6 +23,9 @@ pub struct Order {
     /// What was announced inside the sandbox, and is proved on the way.
     pub announced: Announced,
     pub facts: Facts,
+    /// What it is judged by, whoever takes it up; absent in rows of earlier versions, which are judged by what holds then.
+    #[serde(default)]
+    pub rules: Option<Rules>,
     /// Where what came out lies.
     pub artifacts: PathBuf,
     /// What is to stand on the pull request, if there is to be one.

@@ -105,6 +105,7 @@ fn held(place: &TempDir) -> (std::path::PathBuf, String) {
         state: BranchState { branch, exists: false, start, base: "main".into(), base_tip: start },
         announced: Announced { tip, tree, commits: 1, merges: 0, head: None },
         facts: Facts { run: "run-1".to_owned(), ..Facts::default() },
+        rules: None,
         artifacts: artifacts.directory().to_owned(),
         pull_request: None,
     };

@@ -136,7 +136,7 @@ fn start(forge: &Running, id: &str) -> Process {
     Process::start(&mut command(forge, &[id]), "build it")
 }
 
-fn command(forge: &Running, words: &[&str]) -> Command {
+pub(super) fn command(forge: &Running, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     command
         .args(["relay", "retry"])

@@ -266,6 +266,7 @@ fn order(run: &str) -> Order {
             head: None,
         },
         facts: Facts { run: run.to_owned(), agent: "coder".to_owned(), ..Facts::default() },
+        rules: None,
         artifacts: Path::new("/somewhere").join(run),
         pull_request: Some(Words { title: "A title".to_owned(), body: "Words".to_owned() }),
     }

@@ -58,6 +58,7 @@ fn statement() -> Statement {
         base: Sha::of("blob", b"base"),
         head: Sha::of("blob", b"head"),
         tree: Sha::of("blob", b"tree"),
+        rules: "5".repeat(64),
         verdict: "push".to_owned(),
         mode: "replayed".to_owned(),
     }

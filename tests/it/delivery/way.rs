@@ -285,6 +285,7 @@ async fn work_at(
         state: begun.state.clone(),
         announced,
         facts: Facts { run: run.to_owned(), agent: "coder".to_owned(), ..Facts::default() },
+        rules: None,
         artifacts: artifacts.directory().to_owned(),
         pull_request: Some(Words {
             title: "Do the work".to_owned(),

@@ -117,6 +117,32 @@ async fn what_an_agent_is_given_is_none_of_its_work() {
     assert_ne!(result.json["stderr"], "ours, too", "a file of the repository is replaced");
 }
 
+/// A1, L5: what an agent's entry holds is held, though its host would push it; what is not the agent's is judged as ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agents_own_rules_judge_its_work() {
+    let place = Place::new().await;
+    let agents = place.runner.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let script = "mkdir docs; echo x > docs/x; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
+    let rule =
+        "[[relay.policy.paths]]\nwhy = 'people write it'\nverdict = 'hold'\nmatch = ['docs/**']\n";
+    for (name, rules) in [("plain", ""), ("strict", rule)] {
+        let entry = format!(
+            "name = '{name}'\ndescription = 'd'\nversion = 1\nargv = ['sh', '-c', '''{script}''']\n{rules}"
+        );
+        fs::write(agents.join(format!("{name}.toml")), entry).unwrap();
+    }
+    let agents = agents.to_str().unwrap();
+    let relayed = |name: &str| {
+        let agent = ["--agents-dir", agents, "--agent", name, "--message", "x", "--model", "m"];
+        let result = place.run_argv(&[&["--branch-key", name], &agent[..]].concat(), &[]);
+        let relay = &result.json["relay"];
+        json!([relay["step"], relay["verdict"], relay["why"]])
+    };
+    assert_eq!(relayed("plain"), json!(["done", "push", null]));
+    assert_eq!(relayed("strict"), json!(["held", "hold", "`docs/x`: people write it"]));
+}
+
 struct Place {
     runner: Sandboxed,
     forge: forge::Running,
