@@ -98,4 +98,9 @@ pub mod decisions {
 
     #[doc = include_str!("manual/decisions/0018-one-journal-one-process-definite-ends.md")]
     pub mod d0018 {}
+
+    #[doc = include_str!(
+        "manual/decisions/0020-an-agents-rules-are-stricter-and-stay-with-its-work.md"
+    )]
+    pub mod d0020 {}
 }
