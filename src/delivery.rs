@@ -4,8 +4,8 @@
 //! takes the row up next finds the step done, or does it: the commits come out the same, the push is told where the
 //! branch was, the pull request is looked for first.
 //!
-//! The [`outbox`] remembers how far each work has come, and by which [`rules`] it is judged; [`relay`] does what git does, and
-//! [`forge`](crate::forge) asks for the pull request. A [`statement`] says what this machine vouches for.
+//! The [`outbox`] remembers how far each work has come, and by which [`rules`] it is judged; [`relay`] does what git
+//! does, and [`forge`](crate::forge) asks for the pull request. A [`statement`] says what this machine vouches for.
 //!
 //! What is done while the run's audit log is open is in there; what is done later is in the row's own ([`record`]).
 //!

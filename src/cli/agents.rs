@@ -102,7 +102,7 @@ fn print<'a>(
         }
         if !relay_rules.is_empty() {
             let rules = relay_rules.join(", ");
-            writeln!(out, "{:20} its work is judged more strictly: {rules}", "")?;
+            writeln!(out, "{:20} rules of its own for its work: {rules}", "")?;
         }
         if let Some(reason) = reason {
             writeln!(out, "{:20} cannot run here: {reason}", "")?;

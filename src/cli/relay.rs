@@ -46,7 +46,7 @@ pub enum Command {
         id: Option<String>,
 
         /// Judge it by this host's rules as they are now, and not as they were when it came out; its agent's own stay
-        #[arg(long, requires = "id")]
+        #[arg(long, conflicts_with = "due")]
         new_rules: bool,
 
         /// All whose time has come, on every branch that no run is at
@@ -126,6 +126,9 @@ fn retry(
     let relay = Arc::new(setup.open(variable, vec![])?);
     let mut job = relay.outbox().get(id)?;
     if new_rules {
+        if !job.step.is_end() {
+            bail!("it is on its way; new rules are for what is held, or has failed");
+        }
         job = relay.renew(&job)?;
     }
     if job.step.is_end() {
@@ -204,9 +207,10 @@ fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let wait = job.due.duration_since(SystemTime::now()).unwrap_or_default().as_secs();
     match step {
         Step::Done => (),
-        Step::Held | Step::Failed => {
-            writeln!(out, "    cogni-gateway relay apply {id} | retry {id}")?;
+        Step::Held => {
+            writeln!(out, "    cogni-gateway relay apply {id} | retry [--new-rules] {id}")?;
         }
+        Step::Failed => writeln!(out, "    cogni-gateway relay apply {id} | retry {id}")?,
         _ if wait == 0 => writeln!(out, "    due now")?,
         _ => writeln!(out, "    due in {wait} s")?,
     }

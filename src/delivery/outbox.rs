@@ -212,12 +212,13 @@ impl Outbox {
         self.get(&job.id)
     }
 
-    /// Has a row judged by other rules than its own, because somebody asks for it.
+    /// Has a row judged by other rules than its own, when it is begun again. It is at its end until then, where nobody
+    /// else is at it: its rules are those that its verdict is by.
     ///
     /// # Errors
-    /// [`Error::Skipped`] where nothing is left to be judged; as [`Outbox::advance`].
+    /// [`Error::Skipped`] where it is on its way, or at its branch; as [`Outbox::advance`].
     pub fn judge_by(&self, job: &Job, rules: Rules) -> Result<Job, Error> {
-        if job.is_pushed {
+        if job.is_pushed || !job.step.is_end() {
             return Err(Error::Skipped { from: job.step, to: Step::Judged });
         }
         let order = Order { rules: Some(rules), ..job.order.clone() };

@@ -79,16 +79,6 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
         &format!(
             "{PLAIN}\n[[policy.rules]]\nname = 'r'\nwhen = 'request.modell == \"m\"'\nrefuse = 'no'\n"
         ),
-        &format!("{PLAIN}\n[relay]\npolicy = {{ review_files = 'few' }}\n"),
-        &format!("{PLAIN}\n[relay.policy]\nnew_progam = 'hold'\n"),
-        &format!("{PLAIN}\n[relay.policy]\nsecret = 'push'\n"),
-        &format!("{PLAIN}\n[relay.policy]\nsecret = 'deny'\n"),
-        &format!("{PLAIN}\n[relay.quarantine]\ncommits = 5\n"),
-        &format!(
-            "{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\nmatch = ['a']\n\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'no'\nmatch = ['a']\n"
-        ),
-        &format!("{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\n"),
-        &format!("{PLAIN}\n[[relay.policy.secrets]]\nname = 'ours'\npattern = '('\n"),
         &format!("{PLAIN}\n[openclaw]\nagent = 'main'\ndeny = ['exec']\n"),
         &format!("{PLAIN}setup = 'openclaw'\n\n[openclaw]\nagent = '../main'\n"),
         &format!("{PLAIN}setup = 'openclaw'\n\n[openclaw]\nallow = []\n"),
@@ -120,6 +110,33 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
     agents/a.toml:7: `policy.body.models`: an agent's models are said in `allow` of `[models]`
     agents/a.toml:7: `policy.body.unknown_fields`: unknown variant `keep`, expected one of `reject`, `drop`, `pass`
     agents/a.toml:6: `policy.rules`: rule `r`: `when`, line 1, column 1: `request.modell` is not a fact; `request` has `route`, `protocol`, `model`, `stream`, `bytes`, `input_tokens`, `max_output_tokens`, `choices`
+    agents/a.toml:6: `openclaw`: it is for `setup = "openclaw"`; say so
+    agents/a.toml:8: `openclaw.agent`: `../main` is none of its agents' ids; give letters, digits, `-` and `_`
+    agents/a.toml:8: `openclaw.allow`: OpenClaw takes an empty list for all of its tools; name those it may use
+    agents/a.toml:6: `files`: `../x` leads out of the workspace; give a path below it
+    cannot read `agents/nowhere`: No such file or directory (os error 2)
+    "#);
+}
+
+/// A1, L5: so is one in an agent's rules for its work, and that they are never looser than this host's.
+#[test]
+fn a_mistake_in_the_rules_for_an_agents_work_is_told_where_it_is() {
+    let mut told = vec![];
+    for text in [
+        &format!("{PLAIN}\n[relay]\npolicy = {{ review_files = 'few' }}\n"),
+        &format!("{PLAIN}\n[relay.policy]\nnew_progam = 'hold'\n"),
+        &format!("{PLAIN}\n[relay.policy]\nsecret = 'push'\n"),
+        &format!("{PLAIN}\n[relay.policy]\nsecret = 'deny'\n"),
+        &format!("{PLAIN}\n[relay.quarantine]\ncommits = 5\n"),
+        &format!(
+            "{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\nmatch = ['a']\n\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'no'\nmatch = ['a']\n"
+        ),
+        &format!("{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\n"),
+        &format!("{PLAIN}\n[[relay.policy.secrets]]\nname = 'ours'\npattern = '('\n"),
+    ] {
+        told.push(Agents::new(text).load().unwrap_err());
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
     agents/a.toml:7: `relay.policy.review_files`: invalid type: string "few", expected usize
     agents/a.toml:7: `relay.policy.new_progam`: unknown field `new_progam`, expected one of `review_files`, `hold_files`, `review_file_bytes`, `hold_file_bytes`, `submodule`, `link_outside`, `new_program`, `strange_path`, `lfs_pointer`, `claims_provenance`, `work_elsewhere`, `secret`, `paths`, `secrets`
     agents/a.toml:7: `relay.policy.secret`: an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. What is looser is said in this host's own file, for all agents (`--relay-config`)
@@ -128,11 +145,6 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
     agents/a.toml:13: `relay.policy.paths.verdict`: unknown variant `no`, expected one of `push`, `review`, `hold`
     agents/a.toml:6: `relay.policy.paths`: missing field `match`
     agents/a.toml:6: `relay.policy.secrets`: a pattern is no regular expression: unclosed group
-    agents/a.toml:6: `openclaw`: it is for `setup = "openclaw"`; say so
-    agents/a.toml:8: `openclaw.agent`: `../main` is none of its agents' ids; give letters, digits, `-` and `_`
-    agents/a.toml:8: `openclaw.allow`: OpenClaw takes an empty list for all of its tools; name those it may use
-    agents/a.toml:6: `files`: `../x` leads out of the workspace; give a path below it
-    cannot read `agents/nowhere`: No such file or directory (os error 2)
     "#);
 }
 
@@ -422,6 +434,13 @@ fn the_agents_are_listed() {
     sandbox:openclaw     version 1, needs the image `cogni-openclaw:dev`
                          A coding agent that runs commands, and reads and edits the files of its workspace
                          cannot run here: it needs the image `cogni-openclaw:dev`, and there is no Docker Engine at `/nowhere/docker.sock`
+    ");
+    let own = Agents::new(&format!("{PLAIN}[relay.policy]\nhold_files = 3\nsecret = 'hold'\n"));
+    let own = list(&["--agents-dir", own.folder.path().to_str().unwrap()]);
+    insta::assert_snapshot!(own, @r"
+    a                    version 1, runs in any image, and without one
+                         d
+                         rules of its own for its work: hold_files, secret
     ");
     let json: serde_json::Value = serde_json::from_str(&list(&["--json", "--all"])).unwrap();
     assert_eq!(json["agents"].as_array().unwrap().len(), 2);

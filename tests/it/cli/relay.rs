@@ -22,7 +22,7 @@ fn held_work_is_shown_and_applied() {
     insta::assert_snapshot!(said.replace(&id, "ID"), @r"
     ID held: sandbox/task-1 of https://github.com/acme/site.git, from run run-1
         `.github/workflows/ci.yml`: it runs with the repository's secrets
-        cogni-gateway relay apply ID | retry ID
+        cogni-gateway relay apply ID | retry [--new-rules] ID
     ");
 
     let work = place.path().join("work");
@@ -50,6 +50,9 @@ fn an_empty_outbox_is_well() {
     let (code, said) = relay(&state, place.path(), &["retry", "nobody"]);
     assert_eq!(code, 2);
     insta::assert_snapshot!(said, @"error: there is no relay `nobody`; `cogni-gateway relay status` lists them");
+    // Other rules are for work that somebody has named.
+    let (code, said) = relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
+    assert!(code == 2 && said.contains("cannot be used with"), "{said}");
 }
 
 /// L4: what is held survives a sweep of any age.

@@ -18,6 +18,9 @@ async fn work_is_judged_by_the_rules_it_came_out_with() {
     let forge = Running::start().await;
     let strict = Config::parse("[policy]\nhold_files = 0\n").unwrap().policy;
     let first = begin(&forge, Rules::new(&strict, None)).await;
+    let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
+    let unheld = "error: it is on its way; new rules are for what is held, or has failed\n";
+    assert_eq!((code, said.as_str()), (Some(2), unheld));
     for _ in 0..2 {
         let (code, said) = retry(&forge, &[&first.id]).await;
         assert!(code == Some(1) && said.contains("1 paths are changed"), "{said}");
