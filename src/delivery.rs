@@ -278,13 +278,18 @@ impl Relay {
         }
     }
 
-    /// How far a row has come.
+    /// How far a row has come, for whoever does not wait for it.
     ///
     /// # Errors
     /// There is no such row, or the outbox does not work.
     pub async fn look(self: &Arc<Self>, id: &str) -> Result<Delivered, Error> {
         let (relay, id) = (self.clone(), id.to_owned());
-        let looked = move || Ok(Delivered::of(&relay.outbox.get(&id)?, &relay.settings.state));
+        let looked = move || {
+            let job = relay.outbox.get(&id)?;
+            let left = (!job.step.is_end()).then(|| LEFT.to_owned());
+            let looked = Delivered::of(&job, &relay.settings.state);
+            Ok(Delivered { why: looked.why.clone().or(left), ..looked })
+        };
         tokio::task::spawn_blocking(looked).await?
     }
 
@@ -319,6 +324,8 @@ impl Delivered {
 fn shown<S: Serializer>(branch: &Branch, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(branch)
 }
+
+const LEFT: &str = "the service has not waited for it; it is taken up again";
 
 /// Below the relay's directory.
 pub const OUTBOX: &str = "outbox.sqlite";

@@ -77,6 +77,8 @@ pub enum Unclaimed {
     Full(usize),
     #[error("the resident sandboxes are being taken away")]
     Closed,
+    #[error("it was cancelled while it waited")]
+    Cancelled,
     #[error("a resident sandbox has no {0}")]
     Never(&'static str),
     #[error(transparent)]
@@ -140,8 +142,22 @@ impl Residents {
     /// # Errors
     /// Why there is none for this run, or what is wrong with its order.
     pub async fn claim(&self, key: &Key, order: Order) -> Result<Prepared, Unclaimed> {
+        Box::pin(self.claim_until(&CancellationToken::new(), key, order)).await
+    }
+
+    /// The same, for whoever waits until `cancel` only. What has begun by then is not broken off.
+    ///
+    /// # Errors
+    /// As [`Residents::claim`].
+    pub async fn claim_until(
+        &self,
+        cancel: &CancellationToken,
+        key: &Key,
+        order: Order,
+    ) -> Result<Prepared, Unclaimed> {
         check(&order)?;
-        let held = timeout(self.terms.wait, self.room(key).lock_owned()).await;
+        let held = timeout(self.terms.wait, self.room(key).lock_owned());
+        let held = cancel.run_until_cancelled(held).await.ok_or(Unclaimed::Cancelled)?;
         let mut held = held.map_err(|_| Unclaimed::Busy(key.shown()))?;
         if self.closed.is_cancelled() {
             return Err(Unclaimed::Closed);

@@ -79,6 +79,21 @@ impl ErrorCode {
             Self::Cancelled => "cancelled",
         }
     }
+
+    /// For people, where there is nothing better to say.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Timeout => "the run has not ended in its time, and was ended",
+            Self::OomKilled => "the run has used up its memory",
+            Self::Internal => "the run has failed outside of its sandbox",
+            Self::ContainerFailed => "the program has failed",
+            Self::AgentFailed => "the agent has no answer",
+            Self::InvalidOutput => "the agent's standard output is no answer",
+            Self::OutputTruncated => "the program has printed more than is kept",
+            Self::BudgetExhausted => "the run has asked for more than its budget had left",
+            Self::Cancelled => "the run was cancelled",
+        }
+    }
 }
 
 impl fmt::Display for ErrorCode {

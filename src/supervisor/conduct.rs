@@ -93,7 +93,10 @@ impl Shared {
             order.target = Some(begun.map_err(Failed::Branch)?);
         }
         let driver = order.driver.name();
-        let prepared = Box::pin(self.prepare(order, wanted, &entry)).await?;
+        if cancel.is_cancelled() {
+            return Err(Failed::Cancelled);
+        }
+        let prepared = Box::pin(self.prepare(order, wanted, (&entry, &cancel))).await?;
         let result = self.follow(prepared, &entry, feed, cancel).await;
         self.count(driver, &result);
         Ok(result)
@@ -112,15 +115,15 @@ impl Shared {
         &self,
         mut order: Order,
         wanted: &Wanted,
-        entry: &Entry,
+        (entry, cancel): (&Entry, &CancellationToken),
     ) -> Result<Prepared, Failed> {
         order.seats = Some(self.seats.clone());
         if let Some(key) = wanted.resident(entry) {
-            return self.residents.claim(&key, order).boxed().await.map_err(|unclaimed| {
-                match unclaimed {
-                    Unclaimed::Order(error) => Failed::Internal(error),
-                    busy => Failed::Busy(busy),
-                }
+            let claimed = self.residents.claim_until(cancel, &key, order).boxed().await;
+            return claimed.map_err(|unclaimed| match unclaimed {
+                Unclaimed::Order(error) => Failed::Internal(error),
+                Unclaimed::Cancelled => Failed::Cancelled,
+                busy => Failed::Busy(busy),
             });
         }
         let slots = self.stock.of(&entry.name);
@@ -158,9 +161,9 @@ impl Shared {
                 never = bill.follow(ledger) => match never {},
             };
             // Its work may be on its way for longer.
-            if let Some(answer) = answer {
+            if let Some(answer) = answer.as_ref().and_then(ending::answer) {
                 bill.take_last(ledger).await;
-                feed.tell(Kind::AssistantFinal, &ending::answer(&answer));
+                feed.tell(Kind::AssistantFinal, &answer);
             }
             bill.follow(ledger).await
         };

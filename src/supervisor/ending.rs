@@ -35,9 +35,10 @@ pub(super) fn interrupted(relay: Option<&Delivered>, feed: &Feed) -> Ended {
     without_result(INTERRUPTED, message, result)
 }
 
-/// What an agent has answered, as its watchers are told.
-pub(super) fn answer(envelope: &Envelope) -> Value {
-    json!({"text": envelope.text(), "payloads": envelope.payloads})
+/// What an agent has answered, as its watchers are told; none where it says nothing but that it cannot.
+pub(super) fn answer(envelope: &Envelope) -> Option<Value> {
+    let has_answered = !envelope.payloads.is_empty() || envelope.error().is_none();
+    has_answered.then(|| json!({"text": envelope.text(), "payloads": envelope.payloads}))
 }
 
 fn without_result(code: &str, message: &str, result: Value) -> Ended {
@@ -56,14 +57,13 @@ fn without_result(code: &str, message: &str, result: Value) -> Ended {
 fn of_result(mut result: RunResult, feed: &Feed) -> Ended {
     let (stdout, stderr) = (std::mem::take(&mut result.stdout), std::mem::take(&mut result.stderr));
     let mut words = vec![];
-    if let Some(envelope) = &result.agent
+    if let Some(answer) = result.agent.as_ref().and_then(answer)
         && !feed.has_told(Kind::AssistantFinal)
     {
-        words.push((Kind::AssistantFinal, answer(envelope)));
+        words.push((Kind::AssistantFinal, answer));
     }
-    let code = result.error_code.map(|code| code.to_string());
-    if let Some(code) = &code {
-        let message = result.error.as_deref().unwrap_or("the run was not ok");
+    if let Some(code) = result.error_code {
+        let message = result.error.as_deref().unwrap_or(code.reason());
         words.push((Kind::Error, json!({"code": code, "message": message})));
     }
     words.push((Kind::Done, json!({"exit_code": result.exit_code})));
@@ -75,6 +75,7 @@ fn of_result(mut result: RunResult, feed: &Feed) -> Ended {
     if feed.dropped() > 0 {
         whole["events_dropped"] = feed.dropped().into();
     }
+    let code = result.error_code.map(|code| code.to_string());
     let result = Some(whole.to_string());
     words.push((Kind::Final, whole));
     Ended { error_code: code, result, stdout, stderr, words }
