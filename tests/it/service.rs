@@ -5,6 +5,7 @@ mod chat;
 mod killed;
 mod many;
 mod rules;
+mod told;
 mod upgrade;
 
 use crate::support::service::{Place, ask};

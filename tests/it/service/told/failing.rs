@@ -1,0 +1,83 @@
+//! A2, R5: whatever an agent does in place of answering, its watchers are told a code and a reason, and then the end.
+
+use std::fmt::Write;
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::super::{Place, ask};
+use super::{assert_once, kinds};
+
+/// Each is an agent's whole program.
+const AGENTS: &[(&str, &str)] = &[
+    ("silent", "exit 0"),
+    ("plain", "echo hello"),
+    ("broken", "echo '{\"payloads\":['"),
+    ("no-envelope", "echo '{\"text\":\"hello\"}'"),
+    ("twice", "echo '{\"payloads\":[],\"meta\":{}}'; echo '{\"payloads\":[],\"meta\":{}}'"),
+    (
+        "sorry",
+        "echo '{\"payloads\":[],\"meta\":{\"error\":{\"kind\":\"context_overflow\",\"message\":\"too long\"}}}'",
+    ),
+    ("exit-1", "echo 'no such option' >&2; exit 1"),
+    ("answer-exit-1", "echo '{\"payloads\":[{\"text\":\"so far\"}],\"meta\":{}}'; exit 1"),
+    ("exit-137", "kill -9 $$"),
+    ("too-slow", "sleep 600"),
+    ("too-large", "x=x; while :; do x=$x$x; done"),
+    ("not-there", "exec /no/such/program"),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_fails_says_how() {
+    let place = Place::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    for (name, script) in AGENTS {
+        let limits = match *name {
+            "too-slow" => "max_runtime = '1s'",
+            "too-large" => "max_memory = '32m'",
+            _ => "",
+        };
+        let entry = format!(
+            "name = '{name}'\ndescription = 'fails'\nversion = 1\nsetup = 'messages'\n\
+             argv = ['sh', '-c', '''{script} ''']\n[limits]\n{limits}\n"
+        );
+        fs::write(agents.join(format!("{name}.toml")), entry).unwrap();
+    }
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let mut service = place.start();
+    let mut said = String::new();
+    for (name, _) in AGENTS {
+        let mut body = ask("hello");
+        body["agent"] = json!(name);
+        let run = service.run(&body).await;
+        let told = service.events(&run).await;
+        assert_once(&told);
+        let error = told.iter().find(|told| told.kind == "error").map(|told| &told.data);
+        let error = error.unwrap_or(&Value::Null);
+        let (code, message) = (error["code"].as_str(), error["message"].as_str());
+        let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
+        assert_eq!(row["error_code"].as_str(), code, "{row}");
+        let kinds = kinds(&told)[1..].join(" ");
+        writeln!(said, "{name}: {kinds}\n  {} {}", code.unwrap(), message.unwrap()).unwrap();
+    }
+    insta::assert_snapshot!(said);
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+/// G9: a budget that is spent is told as such.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_that_is_spent_is_an_error_with_a_code() {
+    let place = Place::new("").await;
+    let mut service = place.start();
+    let mut body = ask("hello");
+    body["budget"] = json!({"max_turns": 0});
+    let run = service.run(&body).await;
+    let told = service.events(&run).await;
+    assert_once(&told);
+    let error = told.iter().find(|told| told.kind == "error").unwrap();
+    insta::assert_compact_json_snapshot!(error.data, @r#"{"code": "budget_exhausted", "message": "the run has asked for more than its budget had left"}"#);
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}

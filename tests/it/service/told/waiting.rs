@@ -1,0 +1,117 @@
+//! A4, R5: runs that an earlier process has accepted and that wait for a place: they can be cancelled where they are,
+//! and who stops the service leaves them to the next one.
+
+use std::fs;
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::catalog;
+use cogni_gateway::journal::{self, Journal, New};
+use cogni_gateway::supervisor::Wanted;
+use serde_json::{Value, json};
+
+use super::super::{Place, ask};
+use super::{assert_once, kinds, until, watch};
+use crate::support::service::Service;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
+    let place = Place::new("gate=head").await;
+    let file = place.path().join("serve.toml");
+    let config = fs::read_to_string(&file).unwrap().replace("max_runs = 256", "max_runs = 1");
+    fs::write(&file, config).unwrap();
+    accept(&place, &["run-1", "run-2", "run-3"]).await;
+    let mut service = place.start();
+    place.provider.gate.reached(1).await;
+    let waiting = of_state(&service, "queued").await;
+    assert_eq!(waiting.len(), 2, "{waiting:?}");
+
+    let mut watched = watch(&place, &service, &waiting[0], None).await;
+    let left = watch(&place, &service, &waiting[1], None).await;
+    service.post(&format!("/api/v1/runs/{}/cancel", waiting[0]), &json!({})).await;
+    until(&mut watched, "final").await;
+    let told = service.events(&waiting[0]).await;
+    assert_eq!(kinds(&told), ["error", "done", "final"]);
+    assert_eq!(
+        told[0].data,
+        json!({"code": "cancelled", "message": "it was cancelled before it began"})
+    );
+
+    let begun = of_state(&service, "running").await;
+    service.process.signal("TERM");
+    // Its watchers are sent away, to come again.
+    assert_eq!(left.rest().await, (String::new(), true));
+    place.provider.gate.open(2);
+    assert!(tokio::task::block_in_place(|| service.process.wait()).success());
+    let mut service = place.start();
+    for run in [&begun[0], &waiting[1]] {
+        let told = service.events(run).await;
+        assert_once(&told);
+        assert_eq!(told.last().unwrap().data["ok"], true, "{run}: {told:?}");
+    }
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+/// As a process has that is killed before it begins them.
+async fn accept(place: &Place, runs: &[&str]) {
+    let database = Database::open(&place.state_dir().join("state.db"), &[journal::SCHEMA]);
+    let journal = Journal::new(database.unwrap());
+    // The grant's own id is not known here; an admin sees them all.
+    for run in runs {
+        let wanted = json!({
+            "grant": "g1",
+            "agent": "sandbox:agent",
+            "model": "fake",
+            "messages": [{"role": "user", "content": "hello"}],
+            "account": "acct-1",
+        });
+        serde_json::from_value::<Wanted>(wanted.clone()).unwrap();
+        let new = New {
+            id: (*run).to_owned(),
+            grant: "g1".to_owned(),
+            idempotency_key: None,
+            most: None,
+            digest: (*run).to_owned(),
+            agent: "sandbox:agent".to_owned(),
+            account: "acct-1".to_owned(),
+            model: "fake".to_owned(),
+            wanted: wanted.to_string(),
+        };
+        journal.add(new).await.unwrap();
+    }
+}
+
+async fn of_state(service: &Service, state: &str) -> Vec<String> {
+    let listed = service.get(&format!("/api/v1/runs?state={state}")).await.json();
+    let ids = listed["runs"].as_array().unwrap().iter();
+    ids.map(|run| Value::as_str(&run["id"]).unwrap().to_owned()).collect()
+}
+
+/// R7: a run that waits for the one before it in its branch's sandbox does not wait to be cancelled.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_for_another_is_cancelled_at_once() {
+    let place = Place::new("gate=head").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = format!("mode = \"long_running\"\n{entry}");
+    fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let mut service = place.start();
+    let mut body = ask("hello");
+    body["branch_key"] = json!("line-1");
+    let first = service.run(&body).await;
+    place.provider.gate.reached(1).await;
+    let second = service.run(&body).await;
+    let mut watched = watch(&place, &service, &second, None).await;
+    until(&mut watched, "run_started").await;
+    service.post(&format!("/api/v1/runs/{second}/cancel"), &json!({})).await;
+    until(&mut watched, "final").await;
+    assert_once(&service.events(&second).await);
+    assert_eq!(service.ended(&second).await["error_code"], "cancelled");
+    assert_eq!(of_state(&service, "running").await, [first.as_str()]);
+    place.provider.gate.open(1);
+    assert_eq!(service.ended(&first).await["error_code"], Value::Null);
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
