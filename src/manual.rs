@@ -103,4 +103,6 @@ pub mod decisions {
         "manual/decisions/0020-an-agents-rules-are-stricter-and-stay-with-its-work.md"
     )]
     pub mod d0020 {}
+    #[doc = include_str!("manual/decisions/0021-tell-an-end-when-it-is-written.md")]
+    pub mod d0021 {}
 }
