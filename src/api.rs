@@ -41,6 +41,7 @@ use crate::billing::Books;
 use crate::catalog::available::Availability;
 use crate::grant::{Access, Grant, Grants, Terms};
 use crate::journal::Row;
+use crate::observe::metrics::Metrics;
 use crate::supervisor::Supervisor;
 
 pub use server::Listener;
@@ -56,6 +57,7 @@ pub struct Api {
     pub supervisor: Supervisor,
     pub books: Books,
     pub availability: Availability,
+    pub metrics: Arc<Metrics>,
     /// What requests leave behind, and must not be lost.
     pub tasks: Drain,
 }
@@ -74,7 +76,8 @@ impl Api {
             Some(_) => router.layer(middleware::from_fn(browser::keep_out)),
             None => router,
         };
-        router.layer(middleware::from_fn(trace::trace)).with_state(self)
+        let trace = middleware::from_fn_with_state(Arc::clone(&self), trace::trace);
+        router.layer(trace).with_state(self)
     }
 
     /// The grant of everybody, where none is asked for.

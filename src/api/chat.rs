@@ -77,7 +77,10 @@ pub(super) enum OnDisconnect {
     post,
     path = "/api/v1/ai/chat",
     tag = "runs",
-    params(("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters")),
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
+        ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
+    ),
     request_body = Chat,
     responses(
         (status = 200, description = "The run's events, to its end", body = events::Watched, content_type = "text/event-stream",

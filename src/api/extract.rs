@@ -38,11 +38,15 @@ impl FromRequestParts<Arc<Api>> for Caller {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        if let Some(anybody) = &api.anybody {
-            return Ok(Self(Arc::clone(anybody)));
-        }
-        let token = token(&parts.headers).ok_or(Denied::Missing)?;
-        Ok(Self(api.grants.check(token).await?))
+        let grant = match &api.anybody {
+            Some(anybody) => Arc::clone(anybody),
+            None => {
+                let token = token(&parts.headers).ok_or(Denied::Missing)?;
+                api.grants.check(token).await?
+            }
+        };
+        tracing::Span::current().record("grant", &*grant.id);
+        Ok(Self(grant))
     }
 }
 

@@ -17,9 +17,10 @@ use super::ask::NewRun;
 use super::error::Error;
 use super::extract::{Asked, At, Body, Caller};
 use super::refusal::{NotAllowed, NotBegun, NotFound, NotUnderstood};
+use crate::base::trace;
 use crate::grant::Access;
 use crate::journal::{self, Filter, Row};
-use crate::supervisor::{self, Started};
+use crate::supervisor::{self, Started, Wanted};
 
 /// One run.
 #[derive(Serialize, ToSchema)]
@@ -85,7 +86,10 @@ pub(super) struct Which {
     post,
     path = "/api/v1/runs",
     tag = "runs",
-    params(("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters")),
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
+        ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
+    ),
     request_body = NewRun,
     responses(
         (status = 201, description = "It was accepted, and begins", body = Run,
@@ -115,7 +119,8 @@ pub(super) async fn start(
     run: NewRun,
 ) -> Result<Started, Error> {
     let key = idempotency_key(headers)?;
-    let wanted = run.allowed_by(&caller.0)?;
+    let traceparent = traceparent(headers);
+    let wanted = Wanted { traceparent, ..run.allowed_by(&caller.0)? };
     let terms = supervisor::Terms { key, most: caller.0.terms.max_runs };
     Ok(api.supervisor.start(wanted, terms).await?)
 }
@@ -127,6 +132,13 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Error> {
         return Err(Error::parameter("`Idempotency-Key` has 1 to 255 visible characters"));
     }
     Ok(Some(given.to_owned()))
+}
+
+/// The span that the run is part of. What makes no sense is left out, as W3C Trace Context has it.
+fn traceparent(headers: &HeaderMap) -> Option<trace::Context> {
+    let mut given = headers.get_all("traceparent").iter();
+    let only = given.next().filter(|_| given.next().is_none())?;
+    only.to_str().ok()?.parse().ok()
 }
 
 pub(super) fn id_header(run: &str) -> HeaderValue {
@@ -157,6 +169,7 @@ pub(super) async fn cancel(
     if row.state == journal::State::Ended {
         return Ok((StatusCode::OK, Json(row.into())));
     }
+    tracing::info!(run = row.id, agent = row.agent, "a run is cancelled by a grant");
     api.supervisor.cancel(&row.id).await?.map_err(|_| Error::no_such_run(&id))?;
     Ok((StatusCode::ACCEPTED, Json(row.into())))
 }

@@ -1,27 +1,43 @@
-//! Each request has an id, which is in its answer and in the log.
+//! Each request has an id, which is in its answer and in the log; and is counted.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument;
+use tracing::field::Empty;
 use uuid::Uuid;
 
-/// Names the request, and logs how it was answered. A stream is logged when it begins.
-pub(super) async fn trace(request: Request, next: Next) -> Response {
+use super::Api;
+
+/// Names the request, and logs who has asked and how it was answered. A stream is logged when it begins.
+pub(super) async fn trace(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let id = Uuid::now_v7().to_string();
-    let span = tracing::info_span!("request", id);
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    // The grant is known to whoever checks it.
+    let span = tracing::info_span!("request", id, grant = Empty);
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let route = route.as_ref().map_or("-", MatchedPath::as_str);
+    let method = request.method().clone();
+    let path: String = request.uri().path().chars().take(MAX_PATH).collect();
     let begun = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let status = response.status().as_u16();
     let elapsed_ms = begun.elapsed().as_millis();
-    span.in_scope(|| tracing::debug!(%method, path, status, elapsed_ms, "answered"));
+    span.in_scope(|| match route {
+        // They are asked for every few seconds, by machines.
+        "/healthz" | "/readyz" => tracing::debug!(%method, path, status, elapsed_ms, "answered"),
+        _ => tracing::info!(%method, path, status, elapsed_ms, "answered"),
+    });
+    api.metrics.api_request(route, status);
     let id = HeaderValue::from_str(&id).expect("a uuid is a valid header value");
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Of a path in the log: longer than any of ours.
+const MAX_PATH: usize = 256;

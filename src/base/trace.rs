@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use http::HeaderValue;
 use ring::rand::{SecureRandom, SystemRandom};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::hex;
 use super::metrics::float;
@@ -120,6 +120,12 @@ impl fmt::Display for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parent = SpanId(self.parent.map_or([0; 8], |span| span.0));
         write!(f, "00-{}-{parent}-0{}", self.trace, u8::from(self.is_sampled))
+    }
+}
+
+impl Serialize for Context {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -86,6 +86,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         anybody: serve.insecure_no_auth.then(|| Arc::new(Api::anybody())),
         supervisor: supervisor.clone(),
         availability: Availability::new(machine),
+        metrics: Arc::clone(seats.metrics()),
         tasks: Drain::default(),
     });
     let stop = app::Stop::default();

@@ -184,6 +184,11 @@ impl Metrics {
         self.service.turned_away(code);
     }
 
+    /// Counts a request to the service, by one of its own paths.
+    pub fn api_request(&self, route: &str, status: u16) {
+        self.service.api_request(route, status);
+    }
+
     /// Tells how many calls, and calls of how many runs, should have a receipt by now and have none.
     pub fn billed(&self, billed: &Billed) {
         self.service.billed(billed);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Settings;
-use crate::base::hex;
+use crate::base::{hex, trace};
 use crate::budget::Limits;
 use crate::catalog::{Catalog, Entry, Mode};
 use crate::config::Config;
@@ -46,6 +46,9 @@ pub struct Wanted {
     #[serde(default)]
     pub budget: Limits,
     pub max_runtime: Option<Duration>,
+    /// The span that the run is part of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<trace::Context>,
 }
 
 /// A repository, and the line of work there that a run is for.
@@ -83,9 +86,10 @@ pub(super) enum NoLine {
 }
 
 impl Wanted {
-    /// Tells whether the same is wanted again.
+    /// Tells whether the same is wanted again. Each time it is asked for within a span of its own.
     pub(super) fn digest(&self) -> String {
-        hex::sha256(self.to_json().as_bytes())
+        let timeless = Self { traceparent: None, ..self.clone() };
+        hex::sha256(timeless.to_json().as_bytes())
     }
 
     pub(super) fn to_json(&self) -> String {
@@ -173,6 +177,7 @@ impl Wanted {
                 account: Some(self.account.clone()),
                 metadata: Some(self.metadata.clone()),
                 model: self.model.clone(),
+                traceparent: self.traceparent,
                 budget: self.budget.within(&base.budget),
                 ..Llm::default()
             },

@@ -7,10 +7,13 @@ mod gone;
 mod operate;
 mod refusal;
 mod run;
+mod trace;
 
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::support::process::PATIENCE;
 use crate::support::service;
@@ -27,6 +30,16 @@ fn chat(model: &str) -> Value {
     let mut body = service::chat("hello");
     body["model"] = model.into();
     body
+}
+
+/// What a connection over TCP is answered that a program opens by itself.
+async fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
 }
 
 /// Waits until `holds`.

@@ -493,6 +493,7 @@ fn a_service(metrics: &Metrics) -> Live {
     metrics.sandbox_ended("of-no-catalog", "ok", Duration::from_secs(3));
     metrics.relay_delivered("accept");
     metrics.admission_refused("too_many_runs");
+    metrics.api_request("/api/v1/runs/{id}", 404);
     metrics.billed(&Billed {
         unreceipted_calls: 3,
         unreceipted_runs: 2,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
+use http::StatusCode;
 use prometheus::core::{Collector, Metric as _};
 use prometheus::{
     Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
@@ -30,6 +31,7 @@ pub(super) struct Service {
     sandbox_starts: HistogramVec,
     relay_deliveries: IntCounterVec,
     admissions_refused: IntCounterVec,
+    api_requests: IntCounterVec,
     unreceipted_calls: IntGauge,
     unreceipted_runs: IntGauge,
     billing_calls: IntGaugeVec,
@@ -82,6 +84,7 @@ impl Service {
             )?,
             relay_deliveries: counters(&table::RELAY_DELIVERIES)?,
             admissions_refused: counters(&table::ADMISSIONS_REFUSED)?,
+            api_requests: counters(&table::API_REQUESTS)?,
             unreceipted_calls: gauge(&table::UNRECEIPTED_CALLS)?,
             unreceipted_runs: gauge(&table::UNRECEIPTED_RUNS)?,
             billing_calls: registered(registry, IntGaugeVec::new(calls.opts(), calls.labels)?)?,
@@ -102,6 +105,12 @@ impl Service {
 
     pub(super) fn turned_away(&self, code: &'static str) {
         self.admissions_refused.with_label_values(&[code]).inc();
+    }
+
+    pub(super) fn api_request(&self, route: &str, status: u16) {
+        let status = StatusCode::from_u16(status);
+        let status = status.as_ref().map_or("-", StatusCode::as_str);
+        self.api_requests.with_label_values(&[route, status]).inc();
     }
 
     pub(super) fn billed(&self, billed: &Billed) {

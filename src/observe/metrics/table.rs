@@ -82,6 +82,7 @@ pub static MODEL: &[&Family] = &[
 /// Series of a service as a whole. They never go away.
 pub static SERVICE: &[&Family] = &[
     &ADMISSIONS_REFUSED,
+    &API_REQUESTS,
     &EVENTS_DROPPED,
     &RELAY_DELIVERIES,
     &SANDBOX_START,
@@ -274,6 +275,11 @@ pub static ADMISSIONS_REFUSED: Family = counter(
     "supervisor_admissions_refused_total",
     &["code"],
     "Runs that were asked for and not begun, by code.",
+);
+pub static API_REQUESTS: Family = counter(
+    "api_requests_total",
+    &["route", "status"],
+    "Requests to the service, by path as it is described (`-`: none) and status.",
 );
 pub static EVENTS_DROPPED: Family = counter(
     "events_dropped_total",

@@ -5,8 +5,6 @@ use std::process::Command;
 
 use http::Method;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::{asked, until};
 use crate::support::client::request;
@@ -144,14 +142,8 @@ async fn a_second_service_keeps_off() {
     place.stop(service);
 }
 
-/// What a connection is answered that a program opens by itself.
 async fn ask(service: &Service, path: &str) -> String {
     let said = service.process.said();
     let address = said.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.unwrap();
-    text
+    super::get(address, path).await
 }

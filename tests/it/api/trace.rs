@@ -1,0 +1,77 @@
+//! A4: who has asked for what is in the log, in the metrics, and in the trace that the request came with.
+
+use std::fs;
+
+use http::Method;
+use serde_json::json;
+
+use super::asked;
+use crate::support::client::request;
+use crate::support::service::Place;
+
+/// The calls of a run are spans of whoever began it, and asking again within another span is asking for the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let within = |span: &str| format!("00-0af7651916cd43dd8448eb211c80319c-{span}-01");
+    let ask = async |span: &str| {
+        let headers = [("idempotency-key", "job-7"), ("traceparent", &*within(span))];
+        let body = asked("fake").to_string();
+        service.send(Method::POST, "/api/v1/runs", &body, &headers).await
+    };
+    let first = ask("b7ad6b7169203331").await;
+    let run = first.json()["id"].as_str().unwrap().to_owned();
+    service.ended(&run).await;
+    let log = fs::read_to_string(place.audit_log(&run)).unwrap();
+    assert!(log.contains("0af7651916cd43dd8448eb211c80319c"), "{log}");
+    let again = ask("b7ad6b7169203332").await;
+    assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(run)));
+    // What makes no sense is left out.
+    let headers = [("traceparent", "00-0-0-00")];
+    let odd = service.post_with("/api/v1/runs", &asked("fake"), &headers).await;
+    assert_eq!(odd.status, 201, "{}", odd.text());
+    service.ended(odd.json()["id"].as_str().unwrap()).await;
+    place.stop(service);
+}
+
+/// Wrong tokens, too, leave something behind; nobody's token does.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_for_what_is_logged_and_counted() {
+    let place = Place::new("").await;
+    place.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
+    let mut service = place.start();
+    let run = service.run(&asked("fake/gate=1")).await;
+    let (ended, other) = (format!("/api/v1/runs/{run}/cancel"), place.grant(&[]));
+    assert_eq!(other.send(Method::POST, &ended, "", &[]).await.status, 404);
+    assert_eq!(service.send(Method::POST, &ended, "", &[]).await.status, 202);
+    service.ended(&run).await;
+    let wrong = [("authorization", "Bearer cgr_wrong")];
+    let refused = place.client().send(request(Method::GET, "/api/v1/runs", "", &wrong)).await;
+    assert_eq!(refused.status, 401);
+    assert_eq!(place.client().get("/healthz").await.status, 200);
+
+    let id = refused.header("x-request-id").unwrap();
+    tokio::task::block_in_place(|| service.process.until(|said| said.contains(id)));
+    let said = service.process.said();
+    let line = |what: &str| said.lines().find(|line| line.contains(what)).unwrap_or_default();
+    let cancelled = line("cancelled by a grant");
+    assert!(cancelled.contains(&run) && cancelled.contains(&service.id), "{said}");
+    assert!(line(id).contains("status=401"), "{said}");
+    assert!(said.lines().any(|line| line.contains(&other.id) && line.contains("status=404")));
+    assert!(!said.contains("healthz") && !said.contains("cgr_"), "{said}");
+    let scraped = scrape(&said).await;
+    for series in [
+        "api_requests_total{route=\"/api/v1/runs\",status=\"401\"} 1",
+        "api_requests_total{route=\"/api/v1/runs/{id}/cancel\",status=\"202\"} 1",
+        "api_requests_total{route=\"/healthz\",status=\"200\"} 1",
+    ] {
+        assert!(scraped.contains(series), "{series} is not in {scraped}");
+    }
+    place.stop(service);
+}
+
+async fn scrape(said: &str) -> String {
+    let address = said.split("metrics=").nth(1).and_then(|rest| rest.split_whitespace().next());
+    super::get(address.unwrap(), "/metrics").await
+}
