@@ -33,7 +33,7 @@ use crate::audit::{self, Log, SigningKey, relay as event};
 use crate::base::secret::Secret;
 use crate::forge::credential::Credential;
 use crate::forge::github::{self, Api};
-use crate::relay::git::Network;
+use crate::git::Network;
 use crate::relay::repository::Repository;
 use crate::relay::{
     self, Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Sha, extract, judge,

@@ -3,7 +3,7 @@
 //! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
 //! says, and [`admin`] lets an operator change; [`api`] is the service's face, [`supervisor`] its runs, which [`grant`]s
 //! allow, the [`journal`] remembers and [`billing`] charges for; [`runner`] puts a [`sandbox`] at its other end, and a
-//! [`delivery`] brings its commits out: the [`relay`] to a branch, and a [`forge`] to people's eyes. [`gateway`]
+//! [`delivery`] brings its commits out: the [`relay`], which asks [`git`], to a branch, and a [`forge`] to people's eyes. [`gateway`]
 //! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
 //! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
 //! serve any other program. [`init`] and [`agent`] are programs of their own, which run in the sandbox. A room imports only
@@ -24,6 +24,7 @@ pub mod config;
 pub mod delivery;
 pub mod forge;
 pub mod gateway;
+pub mod git;
 pub mod grant;
 pub mod init;
 pub mod journal;

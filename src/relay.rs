@@ -4,7 +4,7 @@
 //! here, by a git that nothing of the agent's can configure. In reading order: [`branch_key`] names the branch;
 //! [`mirror`] keeps the repository on this machine, says where a branch stands and fills a workspace; [`extract`] is
 //! what is executed in the sandbox once the agent is gone; [`bundle`] and [`quarantine`] take in what it printed;
-//! [`judge`] decides by the host's own diff; [`push`] moves the branch. [`git`] runs git, [`lease`] lets one run
+//! [`judge`] decides by the host's own diff; [`push`] moves the branch. All of them ask [`git`], a room below; [`lease`] lets one run
 //! at a time at a branch, and [`artifact`] keeps what came out until it is delivered. What makes it durable, and asks for a pull request, is
 //! [`delivery`](crate::delivery).
 //!
@@ -19,7 +19,6 @@ pub mod artifact;
 pub mod branch_key;
 pub mod bundle;
 pub mod extract;
-pub mod git;
 pub mod judge;
 pub mod lease;
 pub mod mirror;
@@ -27,16 +26,15 @@ mod note;
 pub mod push;
 pub mod quarantine;
 pub mod repository;
-mod sha;
 pub mod work;
 
 use std::io;
 use std::path::PathBuf;
 
+pub use crate::git::{self, Git, Sha};
 pub use artifact::Artifacts;
 pub use branch_key::{Branch, BranchKey};
 pub use bundle::Bundle;
-pub use git::Git;
 pub use judge::{Cleared, Held, Judged, Verdict};
 pub use lease::Lease;
 pub use mirror::{BranchState, Mirror};
@@ -44,7 +42,6 @@ pub use note::Note;
 pub use push::Pushed;
 pub use quarantine::Quarantined;
 pub use repository::Repository;
-pub use sha::Sha;
 pub use work::Work;
 
 /// Why the work is not, or not yet, where it should be. It is kept, whatever the reason.

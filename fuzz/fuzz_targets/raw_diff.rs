@@ -1,7 +1,7 @@
 //! A raw diff is read whole, in any number of parts, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
-use cogni_gateway::relay::git::batch::Reader;
+use cogni_gateway::git::batch::Reader;
 use cogni_gateway::relay::judge::diff;
 
 cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
@@ -21,7 +21,7 @@ cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
             reader.push(piece, |part| {
                 *parts += usize::from(!matches!(
                     part,
-                    cogni_gateway::relay::git::batch::Part::Content(_)
+                    cogni_gateway::git::batch::Part::Content(_)
                 ));
             })
         };

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base;
 use crate::base::secret::Secret;
-use crate::relay::git::Network;
+use crate::git::Network;
 use crate::relay::repository::Hosted;
 use way::Way;
 

@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["delivery"],
     &["forge", "gateway", "provider"],
     &["relay", "stand_in"],
-    &["body", "upstream"],
+    &["body", "git", "upstream"],
     &["run"],
     &["grant", "journal"],
     &["sandbox", "stream", "observe"],

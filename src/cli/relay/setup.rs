@@ -11,7 +11,7 @@ use crate::base::secret::Secret;
 use crate::delivery::{Access, Relay, Settings};
 use crate::forge::credential::{App, Credential};
 use crate::forge::github::{Api, Config};
-use crate::relay::git::{Network, Proxy};
+use crate::git::{Network, Proxy};
 use crate::relay::judge;
 
 /// Where the relay keeps what outlives a run.

@@ -7,8 +7,8 @@ use super::Policy;
 use super::diff::{self, Change};
 use super::secret::{Found, Scanner, Text};
 use crate::base::secret::Secret;
-use crate::relay::git::batch::Part;
-use crate::relay::git::{self, Input};
+use crate::git::batch::Part;
+use crate::git::{self, Input};
 use crate::relay::quarantine::refused;
 use crate::relay::{Error, Quarantined, Sha};
 

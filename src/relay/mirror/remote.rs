@@ -3,7 +3,7 @@
 use super::Mirror;
 use crate::base::b64;
 use crate::base::secret::Secret;
-use crate::relay::git::Call;
+use crate::git::Call;
 
 impl Mirror {
     /// Lets a call in, where there is a token; GitHub takes it as the password of this user.

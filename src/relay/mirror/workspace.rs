@@ -6,9 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown};
 use std::path::Path;
 use std::time::Duration;
 
-use super::super::git::Limits;
 use super::super::{Error, Lease};
 use super::{BranchState, Mirror, own_ref};
+use crate::git::Limits;
 
 /// Whom the files are given to: the sandbox's user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

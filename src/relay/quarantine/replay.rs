@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::Quarantined;
 use super::commit::TRAILERS;
-use crate::relay::git::{self, Input};
+use crate::git::{self, Input};
 use crate::relay::{Error, Sha};
 
 /// Whose commits are pushed.

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::time::Duration;
 
 use cogni_gateway::base::secret::Secret;
+use cogni_gateway::git::{Error, Input, Limits};
 use cogni_gateway::relay::Git;
-use cogni_gateway::relay::git::{Error, Input, Limits};
 use tempfile::TempDir;
 
 use crate::support::repository::Repository;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::forge::github::{self, Api, Config, Patience};
-use cogni_gateway::relay::git::{Network, Proxy};
+use cogni_gateway::git::{Network, Proxy};
 use cogni_gateway::relay::{BranchKey, Error, Git, Mirror, Repository};
 
 use super::place::Place;

@@ -1,9 +1,9 @@
 //! L3, L4: what reads an agent's bytes reads any bytes.
 
+use cogni_gateway::git::batch::{Part, Reader};
 use cogni_gateway::relay::Sha;
 use cogni_gateway::relay::bundle::{Header, Invalid};
 use cogni_gateway::relay::extract::Announced;
-use cogni_gateway::relay::git::batch::{Part, Reader};
 use cogni_gateway::relay::judge::diff::{self, Change, Entry, FILE, PROGRAM};
 use proptest::prelude::*;
 

@@ -1,4 +1,7 @@
-//! The one way in which the relay runs git.
+//! The one way in which this program runs git.
+//!
+//! [`Call`] is one call, from its words to what it said, and [`batch`] reads objects as they are printed; [`Sha`] names one.
+//! Whose repository it is, and what the answers are for, is the [`relay`](crate::relay)'s.
 //!
 //! **Invariant:** nothing but this room says what git is configured with: no system or user configuration, no hooks, no
 //! helpers, no prompts, no protocol but those allowed here, and no repository but the one that is named.
@@ -9,6 +12,7 @@ pub mod batch;
 mod call;
 mod process;
 mod seal;
+mod sha;
 
 use std::fs;
 use std::io;
@@ -17,9 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::base::network::{Network, Proxy};
-pub(in crate::relay) use call::is_plain;
+pub(crate) use call::is_plain;
 pub use call::{Call, Input};
 pub use process::Limits;
+pub use sha::Sha;
 
 /// Git, found and looked at once.
 #[derive(Clone, Debug)]

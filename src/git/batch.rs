@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::relay::Sha;
+use super::Sha;
 
 /// The head of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -229,7 +229,7 @@ fn redacted(text: &str, secrets: &[Secret]) -> String {
 }
 
 /// For paths that git takes as a list: none may have what separates or quotes one.
-pub(in crate::relay) fn is_plain(path: &Path) -> bool {
+pub(crate) fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.as_os_str().as_bytes().iter().any(|byte| b":\"\n".contains(byte))
 }
 
