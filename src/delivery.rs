@@ -240,7 +240,7 @@ impl Relay {
     /// The outbox does not work.
     pub async fn deliver(
         self: &Arc<Self>,
-        mut order: Order,
+        order: Order,
         lease: &Lease,
         audit: &Log,
     ) -> Result<Delivered, Error> {
@@ -255,7 +255,7 @@ impl Relay {
     pub async fn deliver_until(
         self: &Arc<Self>,
         leave: &CancellationToken,
-        order: Order,
+        mut order: Order,
         lease: &Lease,
         audit: &Log,
     ) -> Result<Delivered, Error> {

@@ -18,7 +18,7 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     let ask = async |span: &str| {
         let headers = [("idempotency-key", "job-7"), ("traceparent", &*within(span))];
         let body = asked("fake").to_string();
-        service.send(Method::POST, "/api/v1/runs", &body, &headers).await
+        service.ask(Method::POST, "/api/v1/runs", &body, &headers).await
     };
     let first = ask("b7ad6b7169203331").await;
     let run = first.json()["id"].as_str().unwrap().to_owned();
@@ -43,8 +43,8 @@ async fn who_asks_for_what_is_logged_and_counted() {
     let mut service = place.start();
     let run = service.run(&asked("fake/gate=1")).await;
     let (ended, other) = (format!("/api/v1/runs/{run}/cancel"), place.grant(&[]));
-    assert_eq!(other.send(Method::POST, &ended, "", &[]).await.status, 404);
-    assert_eq!(service.send(Method::POST, &ended, "", &[]).await.status, 202);
+    assert_eq!(other.ask(Method::POST, &ended, "", &[]).await.status, 404);
+    assert_eq!(service.ask(Method::POST, &ended, "", &[]).await.status, 202);
     service.ended(&run).await;
     let wrong = [("authorization", "Bearer cgr_wrong")];
     let refused = place.client().send(request(Method::GET, "/api/v1/runs", "", &wrong)).await;

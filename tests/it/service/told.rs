@@ -11,7 +11,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 
 use super::{Place, ask};
-use crate::support::client::{Client, Stream};
+use crate::support::client::Stream;
 use crate::support::forge;
 use crate::support::process::pause_for;
 use crate::support::service::{Service, Told, told, wants};
@@ -56,7 +56,7 @@ async fn the_answer_does_not_wait_for_the_branch() {
     let work = Work::new().await;
     let mut service = work.place.start();
     let run = work.held(&service, Operation::Push).await;
-    let mut watched = watch(&work.place, &service, &run, None).await;
+    let mut watched = watch(&service, &run, None).await;
     let text = until(&mut watched, "assistant_final").await;
     let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
     assert_eq!(
@@ -84,13 +84,13 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
         let work = Work::new().await;
         let mut service = work.place.start();
         let run = work.held(&service, operation).await;
-        let mut watched = watch(&work.place, &service, &run, None).await;
+        let mut watched = watch(&service, &run, None).await;
         let before = told(&until(&mut watched, "assistant_final").await);
         service.process.signal("KILL");
         service.process.wait();
         let mut service = work.place.start();
         let last = before.last().unwrap().seq.to_string();
-        let mut again = watch(&work.place, &service, &run, Some(&last)).await;
+        let mut again = watch(&service, &run, Some(&last)).await;
         let after = told(&until(&mut again, "final").await);
         assert_eq!(kinds(&after), ["error", "done", "final"], "{operation:?}");
         let end = &after.last().unwrap().data;
@@ -174,13 +174,11 @@ async fn whoever_asks_twice_does_not_wait() {
 }
 
 /// Watches a run, from the event after `last`.
-async fn watch(place: &Place, service: &Service, run: &str, last: Option<&str>) -> Stream {
+async fn watch(service: &Service, run: &str, last: Option<&str>) -> Stream {
     let request = Request::get(format!("/api/v1/runs/{run}/events"));
-    let request = request.header("authorization", service.bearer());
     let request =
         last.into_iter().fold(request, |request, last| request.header("last-event-id", last));
-    let client = Client::new(&place.path().join("api.sock"));
-    client.start(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap()
+    service.start(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap()
 }
 
 /// All that is told up to the first event of a kind.

@@ -25,8 +25,8 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     let waiting = of_state(&service, "queued").await;
     assert_eq!(waiting.len(), 2, "{waiting:?}");
 
-    let mut watched = watch(&place, &service, &waiting[0], None).await;
-    let left = watch(&place, &service, &waiting[1], None).await;
+    let mut watched = watch(&service, &waiting[0], None).await;
+    let left = watch(&service, &waiting[1], None).await;
     service.post(&format!("/api/v1/runs/{}/cancel", waiting[0]), &json!({})).await;
     until(&mut watched, "final").await;
     let told = service.events(&waiting[0]).await;
@@ -103,7 +103,7 @@ async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     let first = service.run(&body).await;
     place.provider.gate.reached(1).await;
     let second = service.run(&body).await;
-    let mut watched = watch(&place, &service, &second, None).await;
+    let mut watched = watch(&service, &second, None).await;
     until(&mut watched, "run_started").await;
     service.post(&format!("/api/v1/runs/{second}/cancel"), &json!({})).await;
     until(&mut watched, "final").await;
