@@ -9,6 +9,7 @@ pub mod demo;
 pub mod doctor;
 pub mod explain;
 pub mod flags;
+pub mod forget;
 pub mod grant;
 pub mod health;
 mod log;
@@ -62,6 +63,10 @@ pub fn command() -> Command {
         .subcommand(serve::command())
         .subcommand(sweep::Args::augment_args(
             Command::new("sweep").about("Show what crashed runs have left behind, or remove it"),
+        ))
+        .subcommand(forget::Args::augment_args(
+            Command::new("forget")
+                .about("Show what agents keep from run to run, or make an end of it"),
         ))
         .subcommand(relay::Command::augment_subcommands(
             Command::new("relay")
@@ -117,6 +122,7 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("agents", matches)) => agents::run(&agents::Args::from_arg_matches(matches)?, out),
         Some(("serve", matches)) => serve::run(matches),
         Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
+        Some(("forget", matches)) => forget::run(&forget::Args::from_arg_matches(matches)?, out),
         Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
         Some(("billing", matches)) => {
             billing::run(billing::Command::from_arg_matches(matches)?, out)

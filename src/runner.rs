@@ -14,6 +14,7 @@ mod envelope;
 mod gateway;
 mod openclaw;
 pub mod proxy;
+pub mod quota;
 mod request;
 pub mod residents;
 mod result;
@@ -22,6 +23,7 @@ pub mod sweep;
 mod traced;
 mod workspace;
 
+use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -52,6 +54,7 @@ use delivery::{Source, Target};
 use directory::Directory;
 use gateway::Gateway;
 use proxy::Proxy;
+use quota::{Exceeded, Quota};
 use result::Outcome;
 use sweep::Sweep;
 
@@ -164,6 +167,8 @@ pub struct Prepared {
     directories: Vec<Directory>,
     is_agent: bool,
     target: Option<Target>,
+    /// Where the workspace is a directory that was made for it.
+    quota: Option<Quota>,
     /// The hash of the gateway's configuration.
     policy: String,
 }
@@ -192,6 +197,8 @@ impl Prepared {
         if let Some(agent) = &agent {
             agent.prepare(&mut spec, &directory, target.is_some())?;
         }
+        let is_own = spec.workspace_path().is_some_and(|path| path == directory.workspace());
+        let quota = is_own.then(|| Quota::new(directory.workspace(), spec.limits.max_workspace));
         let policy = config.digest();
         let run = config.identity.run.clone();
         let deadline = SystemTime::now() + spec.limits.max_runtime;
@@ -209,15 +216,23 @@ impl Prepared {
         let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
         let sandbox = Inside::Own(Some(Box::new(Sandbox::new(&driver, order.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
-        Ok(Self { gateway, run, driver, order, sandbox, directories, is_agent, target, policy })
+        Ok(Self {
+            gateway,
+            run,
+            driver,
+            order,
+            sandbox,
+            directories,
+            is_agent,
+            target,
+            quota,
+            policy,
+        })
     }
 
     /// The run's workspace on this machine, where it has one.
     pub fn workspace(&self) -> Option<&Path> {
-        match &self.order.spec.workspace {
-            Workspace::None | Workspace::Fresh => None,
-            Workspace::Directory { path, .. } => Some(path),
-        }
+        self.order.spec.workspace_path()
     }
 
     /// What the run may spend, for whoever follows it; a gateway in a container keeps that to itself.
@@ -249,7 +264,7 @@ impl Prepared {
     async fn drive<W: AsyncWrite + Unpin>(self, mut output: Output<W>, reins: Reins) -> RunResult {
         let Reins { cancel, leave, answered } = reins;
         let Self { gateway, run, driver, order, mut sandbox, .. } = self;
-        let Self { directories, is_agent, target, policy, .. } = self;
+        let Self { directories, is_agent, target, quota, policy, .. } = self;
         let begun = Instant::now();
         let limits = order.spec.limits;
         let deadline = begun + limits.max_runtime;
@@ -261,6 +276,7 @@ impl Prepared {
                 () = signals.gone.cancelled() => Cause::Cancelled,
                 () = signals.exhausted.cancelled() => Cause::Budget,
                 () = sleep_until(deadline) => Cause::Deadline,
+                _ = exceeded(quota.as_ref()) => Cause::Workspace,
             }
         });
         tracing::info!(run, root = %order.spec.root, "starting the sandbox");
@@ -305,9 +321,10 @@ impl Prepared {
             (ended, answer, relayed)
         };
         let ((served, calls), (ended, answer, relayed)) = tokio::join!(serve, live);
+        let is_gone = matches!(sandbox, Inside::Own(_));
         // Nothing is done in the workspace any more.
         drop((sandbox, directories));
-        log_end(&ended);
+        log_end(&ended, is_gone);
         Outcome {
             ended,
             served,
@@ -317,9 +334,18 @@ impl Prepared {
             answer,
             relayed,
             is_exhausted: signals.exhausted.is_cancelled(),
+            max_workspace: limits.max_workspace,
             elapsed: begun.elapsed(),
         }
         .into_result(run)
+    }
+}
+
+/// Returns when the workspace holds more than it may.
+async fn exceeded(quota: Option<&Quota>) -> Exceeded {
+    match quota {
+        Some(quota) => quota.exceeded().await,
+        None => pending().await,
     }
 }
 
@@ -337,15 +363,15 @@ fn place(config: &mut Config, spec: &mut RunSpec, directory: &Directory) {
     }
 }
 
-fn log_end(ended: &Result<Ended, sandbox::Error>) {
+fn log_end(ended: &Result<Ended, sandbox::Error>, is_gone: bool) {
     match ended {
-        Ok(ended) => {
-            let cause = ended.cause.map(tracing::field::debug);
-            tracing::info!(
-                exit_code = ended.exit_code,
-                cause,
-                "the sandbox has ended and is removed"
-            );
+        Ok(Ended { exit_code, cause, .. }) => {
+            let cause = cause.map(tracing::field::debug);
+            if is_gone {
+                tracing::info!(exit_code, cause, "the sandbox has ended and is removed");
+            } else {
+                tracing::info!(exit_code, cause, "the run in a resident sandbox has ended");
+            }
         }
         Err(error) => tracing::warn!(%error, "there was no sandbox, or it was lost"),
     }

@@ -40,6 +40,8 @@ pub enum Cause {
     Budget,
     /// Somebody asked for it.
     Cancelled,
+    /// Its workspace holds more than it may.
+    Workspace,
 }
 
 /// How a sandbox ended.

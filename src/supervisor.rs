@@ -41,6 +41,7 @@ use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::delivery::Relay;
 use crate::journal::{Journal, State};
+use crate::runner::residents::kept::{self, Fate, Kept, Shelf};
 use crate::runner::residents::{self, Residents};
 use crate::runner::sweep::Sweep;
 use crate::runner::{Host, Maker};
@@ -73,6 +74,8 @@ pub struct Settings {
     pub grace: Duration,
     /// How long runs that have ended are remembered.
     pub retention: Duration,
+    /// How long a resident's workspace is kept that nobody uses.
+    pub workspace_retention: Duration,
 }
 
 /// What the supervisor composes.
@@ -131,7 +134,7 @@ impl Supervisor {
             journal,
             books,
             relay,
-            residents: Residents::new(settings.state_dir.join("workspaces"), terms(&settings)),
+            residents: Residents::new(&Shelf::of(&settings.state_dir), terms(&settings)),
             stock,
             models: Models::default(),
             places: Arc::new(Semaphore::new(settings.max_runs)),
@@ -254,11 +257,38 @@ impl Supervisor {
                 Err(error) => tracing::error!(%error, "cannot forget old runs"),
             }
         }
+        self.forget_workspaces().await;
         if let Some(relay) = &self.0.relay
             && let Err(error) = Box::pin(relay.resume_due(stop)).await
         {
             tracing::error!("cannot resume deliveries: {:#}", anyhow::Error::new(error));
         }
+    }
+
+    /// What residents have kept, and nobody has used for so long.
+    async fn forget_workspaces(&self) {
+        let (shelf, age) =
+            (Shelf::of(&self.0.settings.state_dir), self.0.settings.workspace_retention);
+        let relay = self.0.relay.clone();
+        let is_awaited = move |line: &kept::Line| {
+            relay.as_ref().is_some_and(|relay| kept::is_under_way(relay.outbox(), line))
+        };
+        let swept = tokio::task::spawn_blocking(move || shelf.sweep(age, is_awaited)).await;
+        match swept.map_err(std::io::Error::from).flatten() {
+            Ok(swept) => swept.iter().for_each(log_fate),
+            Err(error) => tracing::error!(%error, "cannot forget old workspaces"),
+        }
+    }
+}
+
+fn log_fate((kept, fate): &(Kept, Fate)) {
+    let of = kept.tenant.as_ref().map(tracing::field::display);
+    match fate {
+        Fate::Forgotten => tracing::info!(id = kept.id, of, "forgot a workspace that nobody uses"),
+        Fate::Stuck(error) => {
+            tracing::warn!(id = kept.id, of, error, "cannot forget a workspace that nobody uses");
+        }
+        Fate::InUse | Fate::Awaited | Fate::Young | Fate::Unused => (),
     }
 }
 

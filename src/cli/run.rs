@@ -115,6 +115,10 @@ struct Args {
     #[arg(long, value_name = "SIZE")]
     max_output: Option<Size>,
 
+    /// What a workspace may hold that is made for the run [default: 4g]
+    #[arg(long, value_name = "SIZE")]
+    max_workspace: Option<Size>,
+
     /// Between SIGTERM and SIGKILL [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     grace: Option<Duration>,
@@ -358,6 +362,7 @@ impl Args {
                 pids: self.pids,
                 cpus: self.cpus,
                 max_output: self.max_output,
+                max_workspace: self.max_workspace,
             },
             workspace: self.workspace.as_deref().map(workspace),
             roots: self.root,

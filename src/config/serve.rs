@@ -40,6 +40,9 @@ pub struct Serve {
     /// How long runs that have ended are remembered.
     #[serde(with = "humantime_serde")]
     pub retention: Duration,
+    /// How long the workspace of a resident sandbox is kept that nobody uses.
+    #[serde(with = "humantime_serde")]
+    pub workspace_retention: Duration,
     /// How long a call may go without a receipt before its run is flagged.
     #[serde(with = "humantime_serde")]
     pub receipt_bound: Duration,
@@ -115,6 +118,7 @@ impl Default for Serve {
             grace: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             retention: Duration::from_hours(30 * 24),
+            workspace_retention: Duration::from_hours(30 * 24),
             receipt_bound: Duration::from_mins(15),
             reconcile_every: Duration::from_mins(5),
         }

@@ -17,6 +17,7 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use super::directory::Directory;
+use super::residents::kept::Line;
 use crate::catalog::Entry;
 use crate::delivery::outbox;
 use crate::delivery::rules::Rules;
@@ -100,6 +101,12 @@ impl Target {
     pub fn by(self, agent: &Entry) -> Self {
         let rules = self.relay.rules(agent.relay.as_ref());
         Self { agent: agent.name.clone(), rules, ..self }
+    }
+
+    /// The branch, for whoever asks the outbox about it.
+    pub(super) fn line(&self) -> Line {
+        let branch_key = self.begun.state.branch.key().as_str().to_owned();
+        Line { repository: self.repository.key(), branch_key }
     }
 
     /// Gives the sandbox a workspace with the branch checked out, which goes with the run. Blocks.

@@ -8,6 +8,7 @@
 //! **Invariant:** no run begins in a sandbox in which anything of another still runs, or whose run's socket is there.
 
 mod home;
+pub mod kept;
 mod turn;
 
 use std::collections::HashMap;
@@ -24,14 +25,17 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::delivery::Target;
 use super::directory::{Directory, remove};
 use super::gateway::Gateway;
+use super::quota::{Exceeded, Quota};
 use super::{Inside, Order, Prepared, place};
 use crate::base::hex;
 use crate::sandbox::spec::{Access, Limits, Stamp, Workspace};
 use crate::sandbox::{self, Driver, Owner, Resident, RunSpec};
 
 use home::Home;
+use kept::{Line, Shelf, Tenant};
 pub(super) use turn::Turn;
 
 /// The resident sandboxes of a process, kept in order by [`Residents::keep`].
@@ -65,6 +69,8 @@ pub struct Terms {
 pub struct Key {
     agent: String,
     branch: String,
+    /// A grant and a repository.
+    within: Option<(String, String)>,
     kept: Vec<String>,
 }
 
@@ -81,6 +87,11 @@ pub enum Unclaimed {
     Cancelled,
     #[error("a resident sandbox has no {0}")]
     Never(&'static str),
+    #[error(
+        "{exceeded}, with what `{who}` has kept from its runs before; an operator can make an end of that with \
+         `cogni-gateway forget {id} --apply`"
+    )]
+    NoRoom { who: String, id: String, exceeded: Exceeded },
     #[error(transparent)]
     Order(#[from] anyhow::Error),
 }
@@ -88,6 +99,8 @@ pub enum Unclaimed {
 /// A key's sandbox, and its directory while there is none.
 struct Stay {
     kind: Kind,
+    /// Nobody forgets it meanwhile.
+    home: Arc<Home>,
     id: String,
     directory: Directory,
     resident: Option<Resident>,
@@ -109,7 +122,13 @@ type Held = OwnedMutexGuard<Option<Stay>>;
 impl Key {
     /// For the runs of an agent on a branch, or in another state that has a name.
     pub fn new(agent: &str, branch: &str) -> Self {
-        Self { agent: agent.to_owned(), branch: branch.to_owned(), kept: vec![] }
+        Self { agent: agent.to_owned(), branch: branch.to_owned(), within: None, kept: vec![] }
+    }
+
+    /// The work of two grants, or on two repositories, is never in one place.
+    #[must_use]
+    pub fn within(self, grant: &str, repository: &str) -> Self {
+        Self { within: Some((grant.to_owned(), repository.to_owned())), ..self }
     }
 
     /// Names in the workspace that stay there when the branch is checked out anew.
@@ -119,20 +138,30 @@ impl Key {
     }
 
     fn name(&self) -> String {
-        // A zero byte is in neither of them.
-        let name = format!("{}\0{}", self.agent, self.branch);
+        let Self { agent, branch, within, .. } = self;
+        // A zero byte is in none of them, nor a line's end but in the last.
+        let name = match within {
+            Some((grant, repository)) => format!("{agent}\0{grant}\n{repository}\n{branch}"),
+            None => format!("{agent}\0{branch}"),
+        };
         hex::sha256(name.as_bytes())[..NAME_DIGITS].to_owned()
     }
 
     fn shown(&self) -> String {
         format!("{} on {}", self.agent, self.branch)
     }
+
+    fn tenant(&self, line: Option<Line>) -> Tenant {
+        let (grant, repository) = self.within.clone().unzip();
+        let (agent, branch) = (self.agent.clone(), self.branch.clone());
+        Tenant { agent, branch, grant, repository, line }
+    }
 }
 
 impl Residents {
-    /// With their workspaces below `place`. Nothing is made before the first run.
-    pub fn new(place: PathBuf, terms: Terms) -> Self {
-        let seats = Arc::new(Semaphore::new(terms.most));
+    /// With their workspaces on `shelf`. Nothing is made before the first run.
+    pub fn new(shelf: &Shelf, terms: Terms) -> Self {
+        let (place, seats) = (shelf.place().to_owned(), Arc::new(Semaphore::new(terms.most)));
         Self { place, terms, rooms: Mutex::default(), seats, closed: CancellationToken::new() }
     }
 
@@ -164,12 +193,20 @@ impl Residents {
         }
         let Order { mut config, mut spec, agent, target, run_dir, driver, seats, grace, .. } =
             order;
-        let home = Home::open(&self.place, &key.name())?;
+        let had = held.as_ref().map(|stay| Arc::clone(&stay.home));
+        let tenant = key.tenant(target.as_ref().map(Target::line));
+        let home = self.home(key, tenant, had).await?;
         let path = home.workspace();
+        let quota = Quota::new(path.clone(), spec.limits.max_workspace);
         if let Some(target) = &target {
-            let (home, kept, target) = (home.clone(), key.kept.clone(), target.clone());
+            let (home, kept, target) = (Arc::clone(&home), key.kept.clone(), target.clone());
             let fill = move || home.fill(&kept, |incoming| target.feed(incoming));
             spawn_blocking(fill).await.context("the workspace was not filled")??;
+        }
+        if let Err(exceeded) = quota.check().await {
+            // So that it can be forgotten at once.
+            leave(&mut held).await;
+            return Err(Unclaimed::NoRoom { who: key.shown(), id: key.name(), exceeded });
         }
         spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
         let owner = Owner::this().context("`/proc` cannot be read")?;
@@ -178,7 +215,7 @@ impl Residents {
             agent.prepare(&mut spec, &own, target.is_some())?;
         }
         let kind = Kind::new(&driver, &spec);
-        let stay = self.stay(&mut held, kind, &own).await?;
+        let stay = self.stay(&mut held, (kind, home), &own).await?;
         place(&mut config, &mut spec, &stay.directory);
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: own.parent(), deadline };
@@ -196,6 +233,7 @@ impl Residents {
             directories: vec![own],
             is_agent: agent.is_some(),
             target,
+            quota: Some(quota),
             policy,
         })
     }
@@ -223,18 +261,6 @@ impl Residents {
         }
     }
 
-    /// Takes away what there is of a key, its workspace included.
-    ///
-    /// # Errors
-    /// A run of it goes on, or it is still there.
-    pub async fn forget(&self, key: &Key) -> Result<(), Unclaimed> {
-        let held = timeout(self.terms.wait, self.room(key).lock_owned()).await;
-        let mut held = held.map_err(|_| Unclaimed::Busy(key.shown()))?;
-        leave(&mut held).await;
-        let home = Home::open(&self.place, &key.name())?;
-        Ok(home.remove().context("the workspace is left behind")?)
-    }
-
     /// How many sandboxes there are, or are about to be.
     pub fn count(&self) -> usize {
         self.terms.most - self.seats.available_permits()
@@ -258,11 +284,38 @@ impl Residents {
         });
     }
 
+    /// The key's, which nobody forgets as long as it is held.
+    async fn home(
+        &self,
+        key: &Key,
+        tenant: Tenant,
+        had: Option<Arc<Home>>,
+    ) -> Result<Arc<Home>, Unclaimed> {
+        if let Some(home) = had {
+            home.label(&tenant).context("the workspace cannot be used")?;
+            return Ok(home);
+        }
+        let (place, name) = (self.place.clone(), key.name());
+        let taking = async {
+            loop {
+                let (place, name, tenant) = (place.clone(), name.clone(), tenant.clone());
+                let open = move || Home::open(&place, &name, &tenant);
+                let opened = spawn_blocking(open).await.context("there is no workspace")??;
+                match opened {
+                    Some(home) => return anyhow::Ok(Arc::new(home)),
+                    None => sleep(AGAIN).await,
+                }
+            }
+        };
+        let taken = timeout(self.terms.wait, taking).await;
+        Ok(taken.map_err(|_| Unclaimed::Busy(key.shown()))??)
+    }
+
     /// What the key has by now, with nothing in it that this run could not be given.
     async fn stay<'held>(
         &self,
         held: &'held mut Held,
-        kind: Kind,
+        (kind, home): (Kind, Arc<Home>),
         run: &Directory,
     ) -> Result<&'held mut Stay, Unclaimed> {
         if held.as_ref().is_some_and(|stay| !stay.suits(&kind, &self.terms)) {
@@ -273,7 +326,7 @@ impl Residents {
             _ => Some(self.take_seat().await?),
         };
         if held.is_none() {
-            **held = Some(Stay::new(kind, run)?);
+            **held = Some(Stay::new(kind, home, run)?);
         }
         let stay = held.as_mut().expect("it was made just now");
         stay.seat = stay.seat.take().or(seat);
@@ -320,12 +373,12 @@ fn check(order: &Order) -> Result<(), Unclaimed> {
 impl Kind {
     /// How long a run takes and how much it says is not the sandbox's own limit.
     fn new(driver: &Driver, spec: &RunSpec) -> Self {
-        let Limits { max_runtime, max_output_bytes, .. } = Limits::default();
+        let Limits { max_runtime, max_output_bytes, max_workspace, .. } = Limits::default();
         let spec = RunSpec {
             run: String::new(),
             argv: vec![],
             env: [].into(),
-            limits: Limits { max_runtime, max_output_bytes, ..spec.limits },
+            limits: Limits { max_runtime, max_output_bytes, max_workspace, ..spec.limits },
             socket_dir: PathBuf::new(),
             ..spec.clone()
         };
@@ -335,13 +388,13 @@ impl Kind {
 
 impl Stay {
     /// Nothing is started yet.
-    fn new(kind: Kind, run: &Directory) -> anyhow::Result<Self> {
+    fn new(kind: Kind, home: Arc<Home>, run: &Directory) -> anyhow::Result<Self> {
         let id = format!("resident-{}", Uuid::now_v7());
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let directory = Directory::create(&run.parent(), &id, &owner)?;
         let now = Instant::now();
         let (resident, seat) = (None, None);
-        Ok(Self { kind, id, directory, resident, born: now, used: now, runs: 0, seat })
+        Ok(Self { kind, home, id, directory, resident, born: now, used: now, runs: 0, seat })
     }
 
     /// Makes the sandbox, where there is none that is well.
@@ -405,6 +458,9 @@ impl Stay {
 
 /// Of a key's name. 128 bits: no two of an installation's keys meet by accident.
 const NAME_DIGITS: usize = 32;
+
+/// For whoever looks whether a workspace may be forgotten.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// How often it is looked after the sandboxes.
 const LOOK: Duration = Duration::from_secs(1);

@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 use super::delivery::Relayed;
 use super::envelope::{Envelope, Invalid};
 use super::gateway::Calls;
+use super::quota::Exceeded;
 use crate::budget::Amount;
 use crate::sandbox::output::Captured;
 use crate::sandbox::{self, Cause, Ended};
@@ -62,6 +63,8 @@ pub enum ErrorCode {
     BudgetExhausted,
     /// Somebody ended it.
     Cancelled,
+    /// Its workspace held more than it may.
+    WorkspaceFull,
 }
 
 impl ErrorCode {
@@ -77,6 +80,7 @@ impl ErrorCode {
             Self::OutputTruncated => "output_truncated",
             Self::BudgetExhausted => "budget_exhausted",
             Self::Cancelled => "cancelled",
+            Self::WorkspaceFull => "workspace_full",
         }
     }
 
@@ -92,6 +96,7 @@ impl ErrorCode {
             Self::OutputTruncated => "the program has printed more than is kept",
             Self::BudgetExhausted => "the run has asked for more than its budget had left",
             Self::Cancelled => "the run was cancelled",
+            Self::WorkspaceFull => "the workspace has outgrown its limit",
         }
     }
 }
@@ -139,12 +144,16 @@ pub(super) struct Outcome {
     pub(super) relayed: Option<Relayed>,
     /// No further call would have been let through.
     pub(super) is_exhausted: bool,
+    /// What its workspace may hold.
+    pub(super) max_workspace: u64,
     pub(super) elapsed: Duration,
 }
 
 impl Outcome {
     pub(super) fn into_result(self, run: String) -> RunResult {
         let error_code = self.error_code(self.answer.as_ref());
+        let is_full = error_code == Some(ErrorCode::WorkspaceFull);
+        let full = is_full.then(|| Exceeded { most: self.max_workspace }.to_string());
         let Self { answer: agent, ended, served, calls, stdout, stderr, relayed, elapsed, .. } =
             self;
         let (ended, error) = match (ended, served) {
@@ -153,7 +162,7 @@ impl Outcome {
             }
             (Ok(ended), Err(error)) => (ended, Some(format!("{error:#}"))),
             (Ok(mut ended), Ok(())) => {
-                let error = ended.not_started.take().or_else(|| {
+                let error = ended.not_started.take().or(full).or_else(|| {
                     let last_words = last_words(&stderr.text);
                     said(error_code?, agent.as_ref()?, ended.exit_code, last_words)
                 });
@@ -187,6 +196,7 @@ impl Outcome {
             (Some(Cause::Deadline), _) => Some(ErrorCode::Timeout),
             (Some(Cause::Cancelled), _) => Some(ErrorCode::Cancelled),
             (Some(Cause::Budget), _) => Some(ErrorCode::BudgetExhausted),
+            (Some(Cause::Workspace), _) => Some(ErrorCode::WorkspaceFull),
             // It was quicker than we were.
             (None, _) if self.is_exhausted => Some(ErrorCode::BudgetExhausted),
             (None, None) => Some(ErrorCode::Internal),

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::directory::Directory;
 use super::gateway::Gateway;
+use super::quota::Quota;
 use super::{Inside, Order, Prepared, place};
 use crate::sandbox::spec::{Access, Limits, Mount, Root, Stamp, Workspace};
 use crate::sandbox::{self, Driver, Owner, RunSpec, Slot};
@@ -119,6 +120,9 @@ impl Pool {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 let directory = ready.directory.path().to_owned();
                 let sandbox = ready.slot.claim(&spec, order.grace);
+                let quota = spec.workspace_path();
+                let quota =
+                    quota.map(|path| Quota::new(path.to_owned(), spec.limits.max_workspace));
                 Ok(Prepared {
                     gateway,
                     run: spec.run.clone(),
@@ -128,6 +132,7 @@ impl Pool {
                     directories: vec![ready.directory, name],
                     is_agent: order.agent.is_some(),
                     target: None,
+                    quota,
                     policy,
                 })
             }
@@ -280,8 +285,8 @@ impl Kind {
 
     fn suits(&self, of_run: &Self) -> Result<(), Unclaimed> {
         // How long a run takes and how much it says is not the sandbox's own limit.
-        let Limits { max_runtime, max_output_bytes, .. } = of_run.limits;
-        let limits = Limits { max_runtime, max_output_bytes, ..self.limits };
+        let Limits { max_runtime, max_output_bytes, max_workspace, .. } = of_run.limits;
+        let limits = Limits { max_runtime, max_output_bytes, max_workspace, ..self.limits };
         let differ = [
             ("driver", self.driver != of_run.driver),
             ("root", self.root != of_run.root),

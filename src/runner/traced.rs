@@ -59,6 +59,7 @@ fn error_of(ended: &Result<Ended, sandbox::Error>) -> Option<&'static str> {
         Ok(Ended { cause: Some(Cause::Deadline), .. }) => Some("timeout"),
         Ok(Ended { cause: Some(Cause::Budget), .. }) => Some("budget_exhausted"),
         Ok(Ended { cause: Some(Cause::Cancelled), .. }) => Some("cancelled"),
+        Ok(Ended { cause: Some(Cause::Workspace), .. }) => Some("workspace_full"),
         Ok(Ended { oom_killed: true, .. }) => Some("oom_killed"),
         Ok(Ended { exit_code: Some(0), .. }) => None,
         Ok(_) => Some("container_failed"),

@@ -82,6 +82,8 @@ pub struct Limits {
     pub cpus: f64,
     /// What is kept of each of stdout and stderr, in bytes.
     pub max_output_bytes: usize,
+    /// Bytes of a workspace that is a directory made for its runs. Whoever runs it looks after that: no driver does.
+    pub max_workspace: u64,
 }
 
 /// What stands at `/workspace`, the agent's home.
@@ -162,6 +164,14 @@ impl RunSpec {
         self.limits.check()
     }
 
+    /// Its workspace on this machine, where it has one.
+    pub fn workspace_path(&self) -> Option<&Path> {
+        match &self.workspace {
+            Workspace::None | Workspace::Fresh => None,
+            Workspace::Directory { path, .. } => Some(path),
+        }
+    }
+
     fn texts(&self) -> impl Iterator<Item = &String> {
         self.argv.iter().chain(self.env.iter().flat_map(<[&String; 2]>::from))
     }
@@ -199,6 +209,8 @@ impl Default for Limits {
             pids: 256,
             cpus: 1.0,
             max_output_bytes: 1 << 20,
+            // As the largest file.
+            max_workspace: 4 << 30,
         }
     }
 }

@@ -40,6 +40,7 @@ impl Failed {
         match self {
             Self::Cancelled => ErrorCode::Cancelled.as_str(),
             Self::Branch(_) => "branch_unavailable",
+            Self::Busy(Unclaimed::NoRoom { .. }) => ErrorCode::WorkspaceFull.as_str(),
             Self::Busy(_) => "sandbox_busy",
             Self::Internal(_) => ErrorCode::Internal.as_str(),
         }

@@ -129,10 +129,9 @@ impl Wanted {
         }
         let Branch { repository, key, work_item, .. } = &self.branch;
         let line = key.as_ref().or(work_item.as_ref()).or(self.state_key.as_ref())?;
-        // The work of two grants, or on two repositories, is never in one place.
-        let place = repository.as_deref().unwrap_or_default();
-        let line = format!("{}\n{place}\n{line}", self.grant);
-        Some(Key::new(&entry.name, &line).keeping(KEPT.iter().copied()))
+        let repository = repository.as_deref().unwrap_or_default();
+        let key = Key::new(&entry.name, line).within(&self.grant, repository);
+        Some(key.keeping(KEPT.iter().copied()))
     }
 
     /// The run as the runner wants it, but for its branch.

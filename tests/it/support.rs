@@ -10,6 +10,7 @@ pub(crate) mod dockerd;
 pub(crate) mod engine;
 pub(crate) mod forge;
 pub(crate) mod git_server;
+pub(crate) mod installation;
 pub(crate) mod middleman;
 pub(crate) mod process;
 pub(crate) mod provider;

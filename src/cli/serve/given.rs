@@ -105,6 +105,7 @@ impl Given {
             max_runs: self.serve.max_runs,
             grace: self.serve.grace,
             retention: self.serve.retention,
+            workspace_retention: self.serve.workspace_retention,
         }
     }
 }

@@ -1,33 +1,71 @@
 //! What there is of a key on this machine from run to run: the workspace that its runs have in common.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{
+    DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
+};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::Context;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
+use crate::base::tree;
 use crate::runner::directory::{real, remove};
 use crate::sandbox::spec::{GID, UID};
 
-/// A directory that nobody else can enter, with the workspace in it.
-#[derive(Clone, Debug)]
+/// A directory that nobody else can enter, with the workspace in it. As long as this lives nobody forgets it.
+#[derive(Debug)]
 pub(super) struct Home {
     path: PathBuf,
+    label: Label,
 }
 
+/// Whose a home is, for whoever looks at it from outside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tenant {
+    pub agent: String,
+    pub branch: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<String>,
+    /// Where the last run's work was to go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<Line>,
+}
+
+/// A branch, in the words of the outbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    pub repository: String,
+    pub branch_key: String,
+}
+
+/// The file that says whose a home is, and by its time when that was used last. Who has it locked has the home.
+#[derive(Debug)]
+pub(super) struct Label(File);
+
 impl Home {
-    /// Makes it where it is not there.
-    pub(super) fn open(place: &Path, name: &str) -> anyhow::Result<Self> {
+    /// Makes it where it is not there, and takes it. None where it is somebody else's for the moment.
+    pub(super) fn open(place: &Path, name: &str, tenant: &Tenant) -> anyhow::Result<Option<Self>> {
         let cannot = || format!("the workspace below `{}` cannot be made", place.display());
-        let place = real(place).with_context(cannot)?;
-        let home = Self { path: place.join(name) };
-        home.make().with_context(cannot)?;
-        Ok(home)
+        let path = real(place).with_context(cannot)?.join(name);
+        let opened = || -> io::Result<Option<Self>> {
+            DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+            let Some(label) = Label::take(&path, true)? else { return Ok(None) };
+            let home = Self { path: path.clone(), label };
+            home.label(tenant)?;
+            home.make()?;
+            Ok(Some(home))
+        };
+        opened().with_context(cannot)
     }
 
     fn make(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
         let workspace = self.workspace();
         match DirBuilder::new().mode(0o700).create(&workspace) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
@@ -45,6 +83,19 @@ impl Home {
         self.path.join("workspace")
     }
 
+    /// Writes down whose it is, and that it is used now.
+    pub(super) fn label(&self, tenant: &Tenant) -> io::Result<()> {
+        self.label.write(tenant)?;
+        self.label.touch()
+    }
+
+    /// Its time is that of its last run.
+    pub(super) fn touch(&self) {
+        if let Err(error) = self.label.touch() {
+            tracing::warn!(%error, path = %self.path.display(), "it is not known when it was used");
+        }
+    }
+
     /// Puts something else into the workspace, but for what is kept. The directory stays the same, as it is mounted in a
     /// sandbox; none of that one's processes runs now.
     pub(super) fn fill(
@@ -60,35 +111,87 @@ impl Home {
             for entry in fs::read_dir(&workspace)? {
                 let entry = entry?;
                 if !kept.iter().any(|kept| entry.file_name() == kept.as_str()) {
-                    remove_any(&entry.path())?;
+                    tree::remove(&entry.path())?;
                 }
             }
             for entry in fs::read_dir(&incoming)? {
                 let entry = entry?;
                 let place = workspace.join(entry.file_name());
                 // What a branch has is never hidden by what an agent has left.
-                remove_any(&place)?;
+                tree::remove(&place)?;
                 fs::rename(entry.path(), place)?;
             }
             fs::remove_dir(&incoming)
         };
         fill().with_context(cannot)
     }
+}
 
-    pub(super) fn remove(self) -> io::Result<()> {
-        remove(&self.path)
+impl Label {
+    /// None where somebody else has it, or the home has gone meanwhile.
+    pub(super) fn take(home: &Path, may_make: bool) -> io::Result<Option<Self>> {
+        let path = home.join(LABEL);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(may_make)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path);
+        let file = match file {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN) => return Ok(None),
+            taken => taken?,
+        }
+        // Between the two another may have put the home away, and made a new one.
+        let is_there = fs::metadata(&path).is_ok_and(|found| {
+            file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
+        });
+        Ok(is_there.then_some(Self(file)))
+    }
+
+    pub(super) fn is_at(home: &Path) -> bool {
+        home.join(LABEL).exists()
+    }
+
+    /// Gives a home of an earlier version one, that says when it was used, and not whose it is.
+    pub(super) fn adopt(home: &Path, used: SystemTime) -> io::Result<()> {
+        match File::options().write(true).create_new(true).mode(0o600).open(home.join(LABEL)) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made?.set_modified(used),
+        }
+    }
+
+    /// What is not there, or was written by half, says nothing.
+    pub(super) fn read(home: &Path) -> Option<Tenant> {
+        serde_json::from_slice(&fs::read(home.join(LABEL)).ok()?).ok()
+    }
+
+    /// When a home was used last; of one that an earlier version made, when something in it has changed.
+    pub(super) fn used(home: &Path) -> io::Result<SystemTime> {
+        fs::metadata(home.join(LABEL)).or_else(|_| fs::metadata(home))?.modified()
+    }
+
+    fn write(&self, tenant: &Tenant) -> io::Result<()> {
+        let text = serde_json::to_string(tenant).expect("it has texts only");
+        let mut found = vec![0; text.len() + 1];
+        let read = self.0.read_at(&mut found, 0)?;
+        if &found[..read] == text.as_bytes() {
+            return Ok(());
+        }
+        self.0.set_len(0)?;
+        self.0.write_all_at(text.as_bytes(), 0)
+    }
+
+    fn touch(&self) -> io::Result<()> {
+        self.0.set_modified(SystemTime::now())
     }
 }
 
-/// Follows no link; what is not there is as good as removed.
-fn remove_any(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) => Err(error),
-    }
-}
+const LABEL: &str = "label.json";
 
 #[cfg(test)]
 mod tests {
@@ -102,7 +205,16 @@ mod tests {
         let place = tempfile::tempdir().expect("there is a place for it");
         let outside = place.path().join("outside");
         fs::create_dir(&outside).and_then(|()| fs::write(outside.join("file"), "")).expect("made");
-        let home = Home::open(&place.path().join("homes"), "one").expect("made");
+        let tenant = Tenant {
+            agent: "agent".to_owned(),
+            branch: "branch".to_owned(),
+            grant: None,
+            repository: None,
+            line: None,
+        };
+        let homes = place.path().join("homes");
+        let home = Home::open(&homes, "one", &tenant).expect("made").expect("it is nobody's");
+        assert!(Home::open(&homes, "one", &tenant).expect("it is there").is_none());
         let workspace = home.workspace();
         let inode = fs::metadata(&workspace).expect("made").ino();
         for round in 0..2 {
@@ -134,7 +246,5 @@ mod tests {
             fs::remove_dir(workspace.join("src")).expect("it is empty");
         }
         assert_eq!(fs::metadata(&workspace).expect("it is there").ino(), inode);
-        home.remove().expect("removed");
-        assert!(!workspace.exists());
     }
 }

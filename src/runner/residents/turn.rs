@@ -43,7 +43,9 @@ impl Turn {
         let made = begun.elapsed();
         let resident = stay.resident.as_mut().expect("it was made");
         let ended = Box::pin(resident.run((spec, *grace), output, until)).await;
-        stay.end_run(terms).await;
+        // The kernel may have killed something that is not the run's own to lose.
+        let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
+        stay.end_run(terms, is_oom).await;
         ended.map(|ended| Ended { start: ended.start.map(|start| made + start), ..ended })
     }
 }
@@ -51,10 +53,12 @@ impl Turn {
 impl Stay {
     /// What is no good for another run is taken away at once, but for the directory: the run's gateway still has its
     /// socket there.
-    async fn end_run(&mut self, terms: &Terms) {
+    async fn end_run(&mut self, terms: &Terms, is_oom: bool) {
         self.runs += 1;
         self.used = Instant::now();
-        let is_good = self.resident.as_ref().is_some_and(Resident::is_ready);
+        self.home.touch();
+        let is_ready = self.resident.as_ref().is_some_and(Resident::is_ready);
+        let is_good = is_ready && !is_oom;
         if is_good && !self.is_worn(terms) {
             return;
         }

@@ -18,6 +18,8 @@ pub struct Wanted {
     pub cpus: Option<f64>,
     /// What is kept of each of stdout and stderr.
     pub max_output: Option<Size>,
+    /// What a workspace may hold that is a directory made for its runs.
+    pub max_workspace: Option<Size>,
 }
 
 /// Bytes, or with `k`, `m` or `g` as many KiB, MiB or GiB.
@@ -34,6 +36,7 @@ impl Wanted {
             pids: self.pids.or(below.pids),
             cpus: self.cpus.or(below.cpus),
             max_output: self.max_output.or(below.max_output),
+            max_workspace: self.max_workspace.or(below.max_workspace),
         }
     }
 
@@ -47,6 +50,7 @@ impl Wanted {
             pids: self.pids.unwrap_or(default.pids),
             cpus: self.cpus.unwrap_or(default.cpus),
             max_output_bytes: self.max_output.map_or(default.max_output_bytes, bytes),
+            max_workspace: self.max_workspace.map_or(default.max_workspace, |size| size.0),
         }
     }
 }

@@ -13,7 +13,9 @@ use cogni_gateway::delivery::outbox::{
 use cogni_gateway::delivery::statement::Facts;
 use cogni_gateway::relay::extract::Announced;
 use cogni_gateway::relay::{Branch, BranchKey, BranchState, Sha};
+use cogni_gateway::runner::residents::kept::{Fate, Line, Shelf, is_under_way};
 use proptest::prelude::*;
+use serde_json::json;
 use tempfile::TempDir;
 
 /// L7: what was written is there for the next process, for us alone.
@@ -125,6 +127,30 @@ fn what_is_left_for_later_is_due_then() {
     assert_eq!(outbox.list(false).unwrap().first(), Some(&held));
     let again = outbox.revive(&held).unwrap();
     assert_eq!((again.step, again.error, due(0)), (Step::Extracted, None, 1));
+}
+
+/// R6: as long as work of a branch is on its way, what its resident keeps stays; at its end, it may go.
+#[test]
+fn work_under_way_keeps_a_workspace() {
+    let place = tempfile::tempdir().unwrap();
+    let home = place.path().join("workspaces/0123456789abcdef0123456789abcdef");
+    fs::create_dir_all(home.join("workspace")).unwrap();
+    let order = order("run-1");
+    let branch_key = order.branch().key().as_str().to_owned();
+    let line = Line { repository: order.repository.key(), branch_key };
+    let label = json!({"agent": "coder", "branch": "task 1", "line": line});
+    fs::write(home.join("label.json"), label.to_string()).unwrap();
+
+    let (outbox, shelf) = (open(&place), Shelf::of(place.path()));
+    let kept = shelf.list().unwrap().remove(0);
+    let is_awaited = |line: &Line| is_under_way(&outbox, line);
+    let job = outbox.add(&order).unwrap();
+    assert_eq!(shelf.judge(&kept, Duration::ZERO, is_awaited), Fate::Awaited);
+    assert_eq!(shelf.forget(&kept, Duration::ZERO, is_awaited), Fate::Awaited);
+    assert!(home.exists());
+    outbox.advance(&job, Progress::Failed { why: "it is refused".to_owned() }).unwrap();
+    assert_eq!(shelf.forget(&kept, Duration::ZERO, is_awaited), Fate::Forgotten);
+    assert!(!home.exists());
 }
 
 /// L7: a file of a later version is left alone.

@@ -1,28 +1,28 @@
 //! R7: sandboxes that outlive their runs: what a run finds of the one before it, what it does not, and when another takes
 //! the sandbox's place; by both drivers.
 
+mod apart;
+mod kept;
+
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::future;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cogni_gateway::runner::residents::kept::Shelf;
 use cogni_gateway::runner::residents::{Key, Residents, Terms, Unclaimed};
-use cogni_gateway::runner::sweep::{Fate, Sweep};
 use cogni_gateway::runner::{Order, Prepared};
 use cogni_gateway::sandbox::RunSpec;
 use cogni_gateway::sandbox::spec::Limits;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::sandboxed::sh;
-use super::slots::{Place, places, run};
-use crate::support::engine;
+use crate::support::installation::{self, Keeping, Place, places, run};
 use crate::support::process::patience;
 use crate::support::provider;
 
@@ -183,10 +183,8 @@ async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
     patience(|| place.left().is_empty(), || place.left());
     assert_eq!(kept.residents.count(), 0);
 
-    let key = key();
-    kept.residents.forget(&key).await.unwrap();
     let result = run(kept.claim(place.order("run-4", &look)).await).await;
-    assert_eq!(result["stdout"], "", "{result}");
+    assert_eq!(result["stdout"], "3\n", "{result}");
     kept.stop().await;
 }
 
@@ -238,7 +236,7 @@ async fn exists(path: &Path) {
 }
 
 async fn kept_claim_after_stop(place: &Place) -> Result<(), Unclaimed> {
-    let residents = Residents::new(place.path().join("s"), TERMS);
+    let residents = Residents::new(&shelf(place), TERMS);
     let stop = CancellationToken::new();
     stop.cancel();
     residents.keep(stop).await;
@@ -248,9 +246,7 @@ async fn kept_claim_after_stop(place: &Place) -> Result<(), Unclaimed> {
 /// R5, R7: what a killed process leaves of its residents ends by itself, and a sweep takes the rest away.
 #[tokio::test(flavor = "multi_thread")]
 async fn residents_end_with_the_process_that_keeps_them() {
-    if let Ok(driver) = env::var(VICTIM) {
-        let place = if driver == "docker" { Place::docker() } else { Place::embedded() };
-        let place = place.at(env::var_os(PATH).map(PathBuf::from));
+    if let Some(place) = installation::given() {
         let kept = Kept::new(&place, TERMS);
         let idle = Key::new("agent", "idle");
         let order = place.order("run-idle", &["true"]);
@@ -262,35 +258,15 @@ async fn residents_end_with_the_process_that_keeps_them() {
         run(busy).await;
         return future::pending().await;
     }
-    for (name, place) in ["docker", "embedded"].into_iter().zip(places()) {
-        let mut victim = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "runner::residents::residents_end_with_the_process_that_keeps_them"])
-            .env(VICTIM, name)
-            .env(PATH, place.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+    for place in places() {
+        let keeper =
+            place.keeper("runner::residents::residents_end_with_the_process_that_keeps_them");
         let begun = place.path().join("begun");
-        patience(|| Path::new(&begun).exists(), || "the run does not begin".to_owned());
+        patience(|| begun.exists(), || "the run does not begin".to_owned());
         assert_eq!(place.waiting().len(), 2);
-        victim.kill().unwrap();
-        victim.wait().unwrap();
-        patience(|| place.waiting().is_empty(), || "a resident is still there".to_owned());
-        let sweep = Sweep {
-            docker_socket: engine::SOCKET.into(),
-            run_dir: place.run_dir(),
-            apply: true,
-            all: false,
-        };
-        let swept = sweep.sweep().await.unwrap();
-        assert!(swept.found.iter().all(|found| found.fate == Fate::Removed), "{swept:?}");
-        assert_eq!(place.left(), "");
+        keeper.kill(&place).await;
     }
 }
-
-const VICTIM: &str = "COGNI_TEST_KEEPS_RESIDENTS";
-const PATH: &str = "COGNI_TEST_KEEPS_RESIDENTS_IN";
 
 /// As long as a test.
 const TERMS: Terms = Terms {
@@ -307,31 +283,32 @@ fn key() -> Key {
 
 /// Residents, while they are kept.
 struct Kept<'place> {
-    place: &'place Place,
     residents: Arc<Residents>,
-    stop: CancellationToken,
-    keeping: JoinHandle<()>,
+    keeping: Keeping<'place>,
 }
 
 impl<'place> Kept<'place> {
     fn new(place: &'place Place, terms: Terms) -> Self {
-        let residents = Arc::new(Residents::new(place.path().join("state"), terms));
-        let stop = CancellationToken::new();
-        let keeping = tokio::spawn({
-            let (residents, stop) = (Arc::clone(&residents), stop.clone());
-            async move { residents.keep(stop).await }
-        });
-        Self { place, residents, stop, keeping }
+        let residents = Arc::new(Residents::new(&shelf(place), terms));
+        let kept = Arc::clone(&residents);
+        Self { residents, keeping: Keeping::new(place, async move |stop| kept.keep(stop).await) }
     }
 
     fn claim(&self, order: Order) -> Pin<Box<dyn Future<Output = Prepared> + '_>> {
-        Box::pin(async { Box::pin(self.residents.claim(&key(), order)).await.unwrap() })
+        self.claim_for(key(), order)
+    }
+
+    fn claim_for(&self, key: Key, order: Order) -> Pin<Box<dyn Future<Output = Prepared> + '_>> {
+        Box::pin(async move { Box::pin(self.residents.claim(&key, order)).await.unwrap() })
     }
 
     /// After it nothing is left of them but workspaces.
     async fn stop(self) {
-        self.stop.cancel();
-        self.keeping.await.unwrap();
-        assert_eq!(self.place.left(), "");
+        self.keeping.stop().await;
     }
+}
+
+/// Where they keep what they keep.
+fn shelf(place: &Place) -> Shelf {
+    Shelf::of(&place.path().join("state"))
 }

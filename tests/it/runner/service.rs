@@ -2,14 +2,17 @@
 //! a sandbox in common.
 
 use std::fs;
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use tokio::task::block_in_place;
 
 use super::sandboxed::containers;
 use crate::support::engine::{self, must};
 use crate::support::forge;
+use crate::support::process::patience;
 use crate::support::repository::git;
-use crate::support::service::{Place, Service, Told, chat, told, wants};
+use crate::support::service::{Place, Service, Told, ask, chat, told, wants};
 
 /// A2, R3, L2, B1: the container has no network; its calls come through, its work goes out, and what it cost is known.
 #[tokio::test(flavor = "multi_thread")]
@@ -79,6 +82,52 @@ async fn chats_of_one_conversation_have_a_container_in_common() {
     }
     service.process.terminate();
     assert_nothing_is_left(&place);
+}
+
+/// R5, R7: a service that is killed while a resident works loses that run, and nothing that the branch has kept; what
+/// nobody uses any more is forgotten in its time.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
+    let work = "cat said 2>/dev/null; echo $RUN_ID >> said; [ -e go ] || sleep 1000";
+    let place = place(work, "mode = 'long_running'\n").await;
+    let mut service = place.start();
+    let mut body = ask("go");
+    body["agent"] = json!("worker");
+    body["branch_key"] = json!("talk");
+    let first = service.run(&body).await;
+    let said = || kept(&place).into_iter().next().map(|home| home.join("workspace/said"));
+    block_in_place(|| {
+        let is_said = || said().is_some_and(|said| said.exists());
+        patience(is_said, || "it does not begin".to_owned());
+    });
+    service.process.signal("KILL");
+    service.process.wait();
+
+    service = place.start();
+    let row = service.get(&format!("/api/v1/runs/{first}")).await.json();
+    assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!("interrupted")));
+    assert_eq!(residents(&place), "", "its container is still there");
+    fs::write(said().unwrap().with_file_name("go"), "").unwrap();
+    let next = Chat::new(&service, json!({"branchKey": "talk"})).await;
+    assert_eq!(next.printed()["stdout"], format!("{first}\n"));
+    assert_eq!(residents(&place).lines().count(), 1);
+    service.process.terminate();
+    assert_nothing_is_left(&place);
+    assert_eq!(kept(&place).len(), 1);
+
+    place.write_config("workspace_retention = \"0s\"");
+    service = place.start();
+    block_in_place(|| {
+        patience(|| kept(&place).is_empty(), || format!("{:?}", kept(&place)));
+        service.process.until(|said| said.contains("forgot a workspace that nobody uses"));
+    });
+    service.process.terminate();
+}
+
+/// What residents have kept.
+fn kept(place: &Place) -> Vec<PathBuf> {
+    let entries = fs::read_dir(place.state_dir().join("workspaces"));
+    entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
 }
 
 /// One chat, from its question to its end.

@@ -5,29 +5,22 @@ use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::{self, net::UnixListener};
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{env, future, process};
+use std::{future, process};
 
 use cogni_gateway::runner::slots::{Pool, Stock, Unclaimed};
-use cogni_gateway::runner::sweep::{Fate, Sweep};
 use cogni_gateway::runner::{Order, Prepared};
-use cogni_gateway::sandbox::embedded::Settings;
-use cogni_gateway::sandbox::spec::{Access, Limits, Mount, Root, Workspace};
-use cogni_gateway::sandbox::{Driver, RunSpec};
+use cogni_gateway::sandbox::RunSpec;
+use cogni_gateway::sandbox::spec::{Access, Limits, Mount, Workspace};
 use serde_json::{Value, json};
-use tempfile::TempDir;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::sandboxed::{entries, sh};
-use crate::support::app;
-use crate::support::engine::{self, must};
-use crate::support::process::{NOBODY, patience};
+use super::sandboxed::sh;
+use crate::support::installation::{self, Keeping, Place, places, run};
+use crate::support::process::patience;
 
 /// R7: a run in a slot differs from another by its start only.
 #[tokio::test(flavor = "multi_thread")]
@@ -41,7 +34,7 @@ async fn a_claimed_slot_runs_the_program_as_any_other_sandbox_would() {
             ..place.order(run, &look)
         };
         let cold = run(Prepared::new(order("run-cold")).unwrap()).await;
-        let kept = place.keep(1);
+        let kept = keep(&place, 1);
         let claimed = run(kept.claim(&order("run-slot"))).await;
         kept.stop().await;
         let expected = serde_json::to_string(&cold).unwrap().replace("run-cold", "run-slot");
@@ -57,7 +50,7 @@ async fn a_claimed_slot_runs_the_program_as_any_other_sandbox_would() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_slot_is_claimed_once() {
     for place in places() {
-        let kept = place.keep(2);
+        let kept = keep(&place, 2);
         let look = sh("ls; touch left-behind; ls / >/dev/null");
         let fresh = |run| Order {
             spec: RunSpec { workspace: Workspace::Fresh, ..place.spec(&look) },
@@ -66,7 +59,7 @@ async fn each_slot_is_claimed_once() {
         assert!(matches!(kept.pool.claim(fresh("run-x")), Err(Unclaimed::Other(_))));
         kept.stop().await;
 
-        let kept = place.keep_for(&fresh("run-kind"), 2);
+        let kept = keep_for(&place, &fresh("run-kind"), 2);
         kept.until_full();
         let variables = fs::read(format!("/proc/{}/environ", place.waiting()[0])).unwrap();
         let variables = String::from_utf8(variables).unwrap();
@@ -87,7 +80,7 @@ async fn each_slot_is_claimed_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_dies_while_it_waits_is_replaced() {
     for place in places() {
-        let kept = place.keep(1);
+        let kept = keep(&place, 1);
         kept.until_full();
         let dead = place.waiting();
         for pid in &dead {
@@ -108,7 +101,7 @@ async fn a_slot_that_dies_while_it_waits_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_ends_at_the_deadline_of_its_run() {
     for place in places() {
-        let kept = place.keep(1);
+        let kept = keep(&place, 1);
         let forever = ["sleep", "1000"];
         let limits = Limits { max_runtime: Duration::from_secs(1), ..Limits::default() };
         let order = Order {
@@ -176,7 +169,7 @@ async fn nothing_gets_out_of_a_claimed_slot() {
         spec: RunSpec { workspace: Workspace::Fresh, ..place.spec(&argv) },
         ..place.order("run-escape", &argv)
     };
-    let kept = place.keep_for(&order, 1);
+    let kept = keep_for(&place, &order, 1);
     let prepared = kept.claim(&order);
     let program = prepared.workspace().unwrap().join("escape");
     fs::copy(probe, &program).unwrap();
@@ -191,160 +184,35 @@ async fn nothing_gets_out_of_a_claimed_slot() {
 /// R5, R7: slots of a process that was killed end by themselves, and a sweep takes away what they were made of.
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_end_with_the_process_that_keeps_them() {
-    if let Ok(driver) = env::var(VICTIM) {
-        let place = if driver == "docker" { Place::docker() } else { Place::embedded() };
-        let place = place.at(env::var_os(PATH).map(PathBuf::from));
-        let _kept = place.keep(1);
+    if let Some(place) = installation::given() {
+        let _kept = keep(&place, 1);
         return future::pending().await;
     }
-    for (name, place) in ["docker", "embedded"].into_iter().zip(places()) {
-        let mut victim = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "runner::slots::slots_end_with_the_process_that_keeps_them"])
-            .env(VICTIM, name)
-            .env(PATH, place.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+    for place in places() {
+        let test = "runner::slots::slots_end_with_the_process_that_keeps_them";
+        let keeper = place.keeper(test);
         patience(|| !place.waiting().is_empty(), || "it keeps no slot".to_owned());
-        victim.kill().unwrap();
-        victim.wait().unwrap();
-        patience(|| place.waiting().is_empty(), || "the slot still waits".to_owned());
-        let sweep = Sweep {
-            docker_socket: engine::SOCKET.into(),
-            run_dir: place.run_dir(),
-            apply: true,
-            all: false,
-        };
-        let swept = sweep.sweep().await.unwrap();
-        assert!(swept.found.iter().all(|found| found.fate == Fate::Removed), "{swept:?}");
-        assert_eq!(place.left(), "");
-    }
-}
-
-const VICTIM: &str = "COGNI_TEST_KEEPS_SLOTS";
-const PATH: &str = "COGNI_TEST_KEEPS_SLOTS_IN";
-
-/// An installation of its own.
-pub(super) struct Place {
-    directory: TempDir,
-    /// Another's.
-    path: Option<PathBuf>,
-    driver: Driver,
-    root: Root,
-}
-
-pub(super) fn places() -> [Place; 2] {
-    [Place::docker(), Place::embedded()]
-}
-
-impl Place {
-    pub(super) fn docker() -> Self {
-        engine::need(&[engine::HOST]);
-        let driver = Driver::Docker { socket: engine::SOCKET.into() };
-        Self::new(driver, Root::Image(engine::HOST.to_owned()))
-    }
-
-    pub(super) fn embedded() -> Self {
-        let program = env!("CARGO_BIN_EXE_cogni-gateway").into();
-        Self::new(Driver::Embedded(Settings { program, ..Settings::default() }), Root::Host)
-    }
-
-    fn new(driver: Driver, root: Root) -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), path: None, driver, root }
-    }
-
-    pub(super) fn at(self, path: Option<PathBuf>) -> Self {
-        Self { path, ..self }
-    }
-
-    pub(super) fn path(&self) -> PathBuf {
-        let own = || self.directory.path().canonicalize().unwrap();
-        self.path.clone().unwrap_or_else(own)
-    }
-
-    pub(super) fn run_dir(&self) -> PathBuf {
-        self.path().join("r")
-    }
-
-    pub(super) fn spec(&self, argv: &[&str]) -> RunSpec {
-        RunSpec {
-            run: String::new(),
-            root: self.root.clone(),
-            argv: argv.iter().map(ToString::to_string).collect(),
-            env: [].into(),
-            limits: Limits::default(),
-            workspace: Workspace::None,
-            mounts: vec![],
-            volumes: vec![],
-            socket_dir: PathBuf::new(),
-            init: Some(engine::init().into()),
-        }
-    }
-
-    pub(super) fn order(&self, run: &str, argv: &[&str]) -> Order {
-        let mut config = app::configuration(&self.path(), NOBODY);
-        run.clone_into(&mut config.identity.run);
-        config.audit.path = None;
-        Order {
-            agent: None,
-            target: None,
-            proxy: None,
-            seats: None,
-            config,
-            spec: self.spec(argv),
-            roots: vec![self.path()],
-            run_dir: self.run_dir(),
-            driver: self.driver.clone(),
-            grace: Duration::from_secs(1),
-        }
-    }
-
-    fn keep(&self, count: usize) -> Kept<'_> {
-        self.keep_for(&self.order("run-kind", &["true"]), count)
-    }
-
-    fn keep_for(&self, order: &Order, count: usize) -> Kept<'_> {
-        let stock = Stock { count, max_age: Duration::from_hours(1) };
-        let pool = Arc::new(Pool::new(order, stock).unwrap());
-        let stop = CancellationToken::new();
-        let keeping = tokio::spawn({
-            let (pool, stop) = (Arc::clone(&pool), stop.clone());
-            async move { pool.keep(stop).await }
-        });
-        Kept { place: self, pool, count, stop, keeping }
-    }
-
-    /// The first processes of the slots that wait, as this machine sees them: those that see our run directory.
-    pub(super) fn waiting(&self) -> Vec<String> {
-        let is_slot = |pid: &String| {
-            let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
-            read("cmdline").is_ok_and(|line| line.starts_with("/cogni-init\0--slot\0"))
-                && read("mountinfo").is_ok_and(|mounts| mounts.contains(self.mark()))
-        };
-        entries(Path::new("/proc")).into_iter().filter(is_slot).collect()
-    }
-
-    fn mark(&self) -> &str {
-        let path = self.path.as_deref().unwrap_or(self.directory.path());
-        path.file_name().unwrap().to_str().unwrap()
-    }
-
-    /// Whatever there is of it, in words.
-    pub(super) fn left(&self) -> String {
-        let filter = format!("label=cogni.dir={}", self.run_dir().display());
-        let containers = must(&["ps", "--all", "--filter", &filter, "--format", "{{.Names}}"]);
-        format!("{containers}{}", entries(&self.run_dir()).join(" "))
+        keeper.kill(&place).await;
     }
 }
 
 /// A pool, while it is kept.
 struct Kept<'place> {
-    place: &'place Place,
     pool: Arc<Pool>,
     count: usize,
-    stop: CancellationToken,
-    keeping: JoinHandle<()>,
+    keeping: Keeping<'place>,
+}
+
+fn keep(place: &Place, count: usize) -> Kept<'_> {
+    keep_for(place, &place.order("run-kind", &["true"]), count)
+}
+
+fn keep_for<'place>(place: &'place Place, order: &Order, count: usize) -> Kept<'place> {
+    let stock = Stock { count, max_age: Duration::from_hours(1) };
+    let pool = Arc::new(Pool::new(order, stock).unwrap());
+    let kept = Arc::clone(&pool);
+    let keeping = Keeping::new(place, async move |stop| kept.keep(stop).await);
+    Kept { pool, count, keeping }
 }
 
 impl Kept<'_> {
@@ -370,22 +238,10 @@ impl Kept<'_> {
 
     /// After it nothing is left of the pool.
     async fn stop(self) {
-        self.stop.cancel();
-        self.keeping.await.unwrap();
-        assert_eq!(self.place.left(), "");
+        self.keeping.stop().await;
     }
 }
 
-/// The result, as its host reads it, without its timings.
-pub(super) fn run(prepared: Prepared) -> Pin<Box<dyn Future<Output = Value>>> {
-    Box::pin(async {
-        let result = Box::pin(prepared.run(CancellationToken::new(), tokio::io::sink())).await;
-        let mut result = serde_json::to_value(&result).unwrap();
-        result.as_object_mut().unwrap().remove("timings").unwrap();
-        result
-    })
-}
-
-pub(super) fn pair(name: &str, value: &str) -> (String, String) {
+fn pair(name: &str, value: &str) -> (String, String) {
     (name.to_owned(), value.to_owned())
 }
