@@ -99,6 +99,8 @@ pub mod decisions {
     #[doc = include_str!("manual/decisions/0018-one-journal-one-process-definite-ends.md")]
     pub mod d0018 {}
 
+    #[doc = include_str!("manual/decisions/0019-measure-workspaces-and-lock-them-by-their-label.md")]
+    pub mod d0019 {}
     #[doc = include_str!(
         "manual/decisions/0020-an-agents-rules-are-stricter-and-stay-with-its-work.md"
     )]
