@@ -247,14 +247,14 @@ impl Relay {
         Box::pin(self.deliver_until(&CancellationToken::new(), order, lease, audit)).await
     }
 
-    /// The same, for whoever waits until `leave` only, once the work is in the outbox. What is not done by then is left to
+    /// The same, for whoever waits until `cut` only, once the work is in the outbox. What is not done by then is left to
     /// whoever takes the row up.
     ///
     /// # Errors
     /// As [`Relay::deliver`].
     pub async fn deliver_until(
         self: &Arc<Self>,
-        leave: &CancellationToken,
+        cut: &CancellationToken,
         mut order: Order,
         lease: &Lease,
         audit: &Log,
@@ -272,7 +272,7 @@ impl Relay {
             commits: announced.commits,
         });
         let id = job.id.clone();
-        match leave.run_until_cancelled(Box::pin(self.go(job, lease, audit))).await {
+        match cut.run_until_cancelled(Box::pin(self.go(job, lease, audit))).await {
             Some(delivered) => delivered,
             None => self.look(&id).await,
         }

@@ -40,6 +40,7 @@ use crate::app::Seats;
 use crate::budget::Ledger;
 use crate::config::Config;
 use crate::delivery::outbox::Words;
+use crate::run::Run;
 use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Access, Stamp, UID, Workspace};
 use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, host_path};
@@ -298,11 +299,7 @@ impl Prepared {
             let asked = SystemTime::now();
             let answer = is_agent.then(|| Envelope::parse(&output.stdout.clone().finish().text));
             let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());
-            if let (Some(answered), Some(heard)) = (answered, heard) {
-                here.iter().for_each(|run| run.audit.flush());
-                // Nobody has to listen.
-                let _ = answered.send(heard.clone());
-            }
+            tell(answered, heard, here.as_deref());
             // The log is open as long as the gateway serves.
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
@@ -361,6 +358,16 @@ fn place(config: &mut Config, spec: &mut RunSpec, directory: &Directory) {
     } else {
         config.listen.socket_mode = 0o666;
     }
+}
+
+/// Whoever is told finds the calls that led to the answer in the log.
+fn tell(answered: Option<oneshot::Sender<Envelope>>, heard: Option<&Envelope>, run: Option<&Run>) {
+    let Some((answered, heard)) = answered.zip(heard) else { return };
+    if let Some(run) = run {
+        run.audit.flush();
+    }
+    // Nobody has to listen.
+    let _ = answered.send(heard.clone());
 }
 
 fn log_end(ended: &Result<Ended, sandbox::Error>, is_gone: bool) {

@@ -58,7 +58,8 @@ impl Shared {
         let run = async {
             let (metrics, begun) = (self.seats.metrics(), Instant::now());
             let live = metrics.sandbox_started(&wanted.agent);
-            let done = Box::pin(self.try_run(wanted, feed, cancel)).await;
+            let mut done = Box::pin(self.try_run(wanted, feed, cancel)).await;
+            self.own_up(&mut done);
             drop(live);
             metrics.sandbox_ended(&wanted.agent, outcome(&done), begun.elapsed());
             metrics.events_dropped(feed.dropped());
@@ -68,6 +69,16 @@ impl Shared {
             self.end(feed, ending::of(done, feed)).await;
         };
         tokio::join!(run, self.journal.keep(feed));
+    }
+
+    /// Nobody is to look for who has cancelled a run that the service has not waited for.
+    fn own_up(&self, done: &mut Result<RunResult, Failed>) {
+        if let Ok(result) = done
+            && result.error_code == Some(ErrorCode::Cancelled)
+            && self.leave.is_cancelled()
+        {
+            result.error.get_or_insert_with(|| NOT_AWAITED.to_owned());
+        }
     }
 
     async fn try_run(
@@ -203,6 +214,8 @@ fn outcome(done: &Result<RunResult, Failed>) -> &'static str {
         Err(failed) => failed.code(),
     }
 }
+
+const NOT_AWAITED: &str = "the service was stopped, and has not waited for the run";
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(30);

@@ -62,11 +62,9 @@ impl Shared {
     /// How far it has come, when it goes no further for now.
     async fn delivered(&self, relay: &Arc<Relay>, id: &str) -> Option<Delivered> {
         let gone = timeout(LONGEST, Box::pin(go(relay, id)));
-        match self.leave.run_until_cancelled(gone).await {
-            Some(Ok(Err(error))) => {
-                tracing::warn!(%error, relay = id, "a relay cannot be taken up");
-            }
-            None | Some(Ok(Ok(())) | Err(_)) => (),
+        let gone = self.leave.run_until_cancelled(gone).await;
+        if let Some(Ok(Err(error))) = gone {
+            tracing::warn!(%error, relay = id, "a relay cannot be taken up");
         }
         let looked = relay.look(id).await;
         looked.inspect_err(|error| tracing::error!(%error, relay = id, "it is lost sight of")).ok()

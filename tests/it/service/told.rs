@@ -156,7 +156,9 @@ async fn whoever_asks_twice_does_not_wait() {
     let ended = tokio::task::block_in_place(|| service.process.wait());
     assert!(ended.success(), "{}", service.process.said());
     let mut service = work.place.start();
-    assert_eq!(service.ended(&waiting).await["error_code"], "cancelled");
+    let row = service.ended(&waiting).await;
+    let why = ["error_code", "error"].map(|fact| &row["result"][fact]);
+    insta::assert_compact_json_snapshot!(why, @r#"["cancelled", "the service was stopped, and has not waited for the run"]"#);
     let row = service.ended(&delivering).await;
     assert_eq!(row["error_code"], Value::Null, "{row}");
     insta::assert_compact_json_snapshot!(row["result"]["relay"]["why"], @r#""the service has not waited for it; it is taken up again""#);

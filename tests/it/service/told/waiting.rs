@@ -115,3 +115,20 @@ async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     service.process.terminate();
     place.assert_nothing_is_left();
 }
+
+/// Cancelled as soon as they are accepted, runs are in the middle of being started.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_starting_is_cancelled() {
+    let place = Place::new("gate=head").await;
+    let mut service = place.start();
+    for _ in 0..10 {
+        let run = service.run(&ask("hello")).await;
+        let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
+        assert_eq!(cancelled.status, 202, "{}", cancelled.text());
+        let told = service.events(&run).await;
+        assert_once(&told);
+        assert_eq!(told.last().unwrap().data["error_code"], "cancelled", "{told:?}");
+    }
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
