@@ -7,19 +7,14 @@ use serde_json::{Value, json};
 
 use super::{Place, ask};
 use crate::support::forge;
-use crate::support::service::{told, wants};
+use crate::support::service::{chat, told, wants};
 
 /// The agent's words come one by one, then what they cost, then its answer, and then the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_the_answer_and_says_what_it_cost() {
     let place = Place::new("").await;
     let service = place.start();
-    let body = json!({
-        "graphName": "sandbox:agent",
-        "model": "fake",
-        "messages": [{"role": "user", "content": "hello"}],
-    });
-    let answer = service.post("/api/v1/ai/chat", &body).await;
+    let answer = service.post("/api/v1/ai/chat", &chat("hello")).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     let run = answer.header("x-run-id").unwrap().to_owned();
     let told = told(answer.text());
@@ -52,14 +47,10 @@ async fn a_chat_ends_in_a_pull_request() {
     place.set("GITHUB_API_URL", forge.hub.url());
     place.set("GITHUB_TOKEN", forge::TOKEN);
     let service = place.start();
-    let body = json!({
-        "graphName": "sandbox:agent",
-        "model": "fake",
-        "messages": [{"role": "user", "content": "greet"}],
-        "repo": forge.clone_url(),
-        "branchKey": "task-1",
-        "pullRequest": true,
-    });
+    let mut body = chat("greet");
+    body["repo"] = json!(forge.clone_url());
+    body["branchKey"] = json!("task-1");
+    body["pullRequest"] = json!(true);
     let answer = service.post("/api/v1/ai/chat", &body).await;
     let told = told(answer.text());
     let end = &told.last().unwrap_or_else(|| panic!("{} {}", answer.status, answer.text())).data;
