@@ -26,9 +26,10 @@ mod refusal;
 mod runs;
 mod server;
 mod trace;
+mod watchers;
 
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::extract::DefaultBodyLimit;
 use axum::{Router, middleware};
@@ -45,6 +46,7 @@ use crate::observe::metrics::Metrics;
 use crate::supervisor::Supervisor;
 
 pub use server::Listener;
+pub use watchers::Watchers;
 
 use error::Error;
 use extract::Caller;
@@ -58,26 +60,49 @@ pub struct Api {
     pub books: Books,
     pub availability: Availability,
     pub metrics: Arc<Metrics>,
+    pub watchers: Watchers,
+    /// What clients are given.
+    pub limits: Limits,
     /// What requests leave behind, and must not be lost.
     pub tasks: Drain,
 }
 
+/// What clients are given.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at the same time.
+    pub connections: usize,
+    /// For a head, and for a body.
+    pub patience: Duration,
+}
+
 impl Api {
     /// All routes.
-    pub fn router(self: Arc<Self>) -> Router {
+    pub fn router(self: &Arc<Self>) -> Router {
         let (router, document) = routes();
         let document: Arc<str> = document.to_json().expect("it has texts as keys").into();
         let router = router
             .route(document::PATH, axum::routing::get(async move || document::answer(&document)))
-            .fallback(async || Error::NoSuchPath)
+            .fallback(async || Error::NoSuchPath);
+        self.within(router)
+    }
+
+    /// What is answered where there are too many connections for all else.
+    fn vital(self: &Arc<Self>) -> Router {
+        self.within(vital().split_for_parts().0.fallback(async || Error::Crowded))
+    }
+
+    /// With what every request goes through, from the last line to the first.
+    fn within(self: &Arc<Self>, router: Router<Arc<Self>>) -> Router {
+        let router = router
             .method_not_allowed_fallback(async || Error::Method)
             .layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
         let router = match &self.anybody {
             Some(_) => router.layer(middleware::from_fn(browser::keep_out)),
             None => router,
         };
-        let trace = middleware::from_fn_with_state(Arc::clone(&self), trace::trace);
-        router.layer(trace).with_state(self)
+        let trace = middleware::from_fn_with_state(Arc::clone(self), trace::trace);
+        router.layer(trace).with_state(Arc::clone(self))
     }
 
     /// The grant of everybody, where none is asked for.
@@ -112,15 +137,13 @@ impl Api {
 
 fn routes() -> (Router<Arc<Api>>, OpenApi) {
     OpenApiRouter::with_openapi(document::head())
-        .routes(routes!(health::alive))
-        .routes(routes!(health::ready))
+        .merge(vital())
         .routes(routes!(agents::list))
         .routes(routes!(chat::chat))
         .routes(routes!(runs::create, runs::list))
         .routes(routes!(runs::show))
         .routes(routes!(runs::cancel))
         .routes(routes!(billing::receipts))
-        .routes(routes!(billing::ingest).layer(DefaultBodyLimit::max(billing::MAX_NOTICES_BYTES)))
         .routes(routes!(events::of_run))
         .routes(routes!(records::output))
         .routes(routes!(records::audit))
@@ -128,6 +151,14 @@ fn routes() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(records::artifacts))
         .routes(routes!(records::artifact))
         .split_for_parts()
+}
+
+/// How the service is, and what calls have cost: whoever asks that must not have to wait for others to leave.
+fn vital() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::new()
+        .routes(routes!(health::alive))
+        .routes(routes!(health::ready))
+        .routes(routes!(billing::ingest).layer(DefaultBodyLimit::max(billing::MAX_NOTICES_BYTES)))
 }
 
 /// Of one request. Ours: a long conversation is some hundred kilobytes.

@@ -69,6 +69,7 @@ pub(super) struct Complaint {
         (status = 200, description = "What became of each item", body = Ingested),
         (status = 400, description = "`invalid_json`", body = ErrorBody),
         NotAllowed,
+        (status = 408, description = "`request_timeout`: of its body", body = ErrorBody),
         (status = 413, description = "`body_too_large`", body = ErrorBody),
         (status = 415, description = "`unsupported_media_type`", body = ErrorBody)
     )

@@ -94,11 +94,14 @@ pub(super) async fn chat(
     headers: HeaderMap,
     Body(chat): Body<Chat>,
 ) -> Result<Response, Error> {
+    // First: what cannot be watched is not begun.
+    let watcher = api.watchers.enter(&caller.0.id)?;
     let tasks = api.tasks.clone();
     // The client may be gone before it is answered.
     let (supervisor, run, leaving) = tasks.carry(begin(caller, api, headers, chat)).await?;
     let followed = supervisor.journal().follow(&run, 0);
-    let mut response = events::stream(until_end(Box::pin(followed), leaving)).into_response();
+    let events = until_end(Box::pin(followed), leaving);
+    let mut response = events::stream(events, watcher).into_response();
     response.headers_mut().insert(RUN_ID, runs::id_header(&run));
     Ok(response)
 }

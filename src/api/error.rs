@@ -48,6 +48,12 @@ pub(super) enum Error {
     /// It may be done later, as it is.
     #[error("{message}")]
     Busy { code: &'static str, message: String },
+    #[error("the body did not come in time")]
+    TooSlow,
+    #[error("too many connections are open; try again later")]
+    Crowded,
+    #[error("this grant may watch {0} runs at the same time, and does; wait for one to end")]
+    TooManyWatchers(usize),
     /// The log has the reason; the caller can do nothing about it.
     #[error("something went wrong here; the log of the service says what, under this request's id")]
     Internal,
@@ -105,6 +111,9 @@ impl Error {
             Self::NoSuchAgent(_) => (StatusCode::UNPROCESSABLE_ENTITY, "no_such_agent"),
             Self::Conflict { code, .. } => (StatusCode::CONFLICT, code),
             Self::Busy { code, .. } => (StatusCode::SERVICE_UNAVAILABLE, code),
+            Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
+            Self::Crowded => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
+            Self::TooManyWatchers(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_watchers"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         }
     }

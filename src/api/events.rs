@@ -11,9 +11,10 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::error::Error;
+use super::error::{Error, ErrorBody};
 use super::extract::{Asked, At, Caller};
 use super::refusal::{NotAllowed, NotFound, NotUnderstood};
+use super::watchers::Watcher;
 use crate::base::db;
 use crate::grant::Access;
 use crate::journal::Event;
@@ -52,6 +53,7 @@ pub(super) struct Watched {
     ),
     responses(
         (status = 200, description = "The events, to the run's end", body = Watched, content_type = "text/event-stream"),
+        (status = 429, description = "`too_many_watchers`: of this grant", body = ErrorBody),
         NotUnderstood, NotAllowed, NotFound
     )
 )]
@@ -68,20 +70,27 @@ pub(super) async fn of_run(
     if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
         return Err(Error::parameter("no event has so high a number"));
     }
+    let watcher = api.watchers.enter(&caller.0.id)?;
     let [last, after] = given;
     let after = last.or(after).unwrap_or_default();
-    Ok(stream(api.supervisor.journal().follow(&row.id, after)))
+    Ok(stream(api.supervisor.journal().follow(&row.id, after), watcher))
 }
 
 /// What a watcher is told next. An error breaks the connection, so that whoever watches comes back.
 pub(super) type Told = Result<sse::Event, db::Error>;
 
-/// A run's events as a body.
-pub(super) fn stream<S>(events: S) -> Sse<KeepAliveStream<impl Stream<Item = Told> + use<S>>>
+/// A run's events as a body, which has a watcher until it is dropped.
+pub(super) fn stream<S>(
+    events: S,
+    watcher: Watcher,
+) -> Sse<KeepAliveStream<impl Stream<Item = Told> + use<S>>>
 where
     S: Stream<Item = Result<Event, db::Error>> + Send + 'static,
 {
-    let told = events.map(|event| event.map(|event| tell(&event)).inspect_err(log));
+    let told = events.map(move |event| {
+        let _watching = &watcher;
+        event.map(|event| tell(&event)).inspect_err(log)
+    });
     Sse::new(told).keep_alive(KeepAlive::new().interval(HEARTBEAT))
 }
 

@@ -11,6 +11,7 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use super::error::Error;
 use super::{Api, MAX_BODY_BYTES};
@@ -89,8 +90,8 @@ pub(super) async fn bytes(
     if !media.kinds.iter().any(|kind| is_of(request.headers(), kind)) {
         return Err(Error::MediaType(media.said));
     }
-    let bytes = Bytes::from_request(request, api).await;
-    bytes.map_err(|rejection| broken(&rejection, limit))
+    let bytes = timeout(api.limits.patience, Bytes::from_request(request, api)).await;
+    bytes.map_err(|_| Error::TooSlow)?.map_err(|rejection| broken(&rejection, limit))
 }
 
 fn is_of(headers: &HeaderMap, kind: &str) -> bool {

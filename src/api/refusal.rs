@@ -47,6 +47,9 @@ pub(super) enum NotBegun {
     /// `forbidden`, `forbidden_agent`, `forbidden_account`, `forbidden_repo`, `sandbox_not_allowed`
     #[response(status = 403)]
     Forbidden(ErrorBody),
+    /// `request_timeout`: of its body
+    #[response(status = 408)]
+    TooSlow(ErrorBody),
     /// `idempotency_conflict`
     #[response(status = 409)]
     Conflict(ErrorBody),
@@ -59,10 +62,10 @@ pub(super) enum NotBegun {
     /// `invalid_request`, `no_such_agent`
     #[response(status = 422)]
     Invalid(ErrorBody),
-    /// `too_many_runs`: of this grant
+    /// `too_many_runs`, of a chat also `too_many_watchers`: of this grant
     #[response(status = 429)]
     GrantFull(ErrorBody),
-    /// `draining`, `overloaded`
+    /// `draining`, `overloaded`, `too_many_connections`
     #[response(status = 503)]
     Busy(ErrorBody),
 }

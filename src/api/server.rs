@@ -1,7 +1,8 @@
 //! Listens on TCP or on a unix socket, and serves connections until it is told to finish.
 //!
-//! A client that sends its head too slowly, or reads nothing for too long, loses its connection; one too many is turned
-//! away with an answer.
+//! A client that sends its head too slowly, or reads nothing for too long, loses its connection. Of connections beyond the
+//! limit some are kept for whoever asks how the service is, or reports what calls have cost; the rest is turned away with
+//! an answer.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -17,8 +18,9 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::SendFlags;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::Api;
 use crate::base::drain::Drain;
 use crate::base::socket::{Acceptor, Stream};
 use crate::base::unix::{self, Permissions};
@@ -65,11 +67,11 @@ impl Listener {
         }
     }
 
-    /// Serves until `tasks` are told to finish; what is open then may go on until they are cut.
+    /// Serves until the service's tasks are told to finish; what is open then may go on until they are cut.
     ///
     /// # Errors
     /// The listener cannot be registered with the runtime.
-    pub async fn serve(&self, router: Router, tasks: Drain) -> io::Result<()> {
+    pub async fn serve(&self, api: &Arc<Api>) -> io::Result<()> {
         let acceptor = match self {
             Self::Tcp(listener) => Acceptor::new(listener.try_clone()?)?,
             Self::Unix(listener) => {
@@ -78,16 +80,16 @@ impl Listener {
                 Acceptor::new(handle)?
             }
         };
-        let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        while let Some(socket) = tasks.closing().run_until_cancelled(acceptor.accept()).await {
-            let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+        let (ordinary, spare) = (Door::ordinary(api), Door::spare(api));
+        while let Some(socket) = api.tasks.closing().run_until_cancelled(acceptor.accept()).await {
+            let Some((way, slot)) = ordinary.enter().or_else(|| spare.enter()) else {
                 // A new connection has room for these few bytes, or a peer that has left already.
                 let _ = rustix::net::send(&socket, OVERLOADED, SendFlags::NOSIGNAL);
                 continue;
             };
-            let (router, ours) = (router.clone(), tasks.clone());
-            tasks.spawn(async move {
-                if let Err(error) = converse(socket, router, &ours).await {
+            let ours = api.tasks.clone();
+            api.tasks.spawn(async move {
+                if let Err(error) = converse(socket, way, &ours).await {
                     tracing::debug!(error, "connection ended early");
                 }
                 drop(slot);
@@ -97,10 +99,45 @@ impl Listener {
     }
 }
 
+/// So many connections at the same time, and how each is served.
+struct Door {
+    slots: Arc<Semaphore>,
+    way: Way,
+}
+
+/// How a connection is served.
+#[derive(Clone)]
+struct Way {
+    router: Router,
+    /// For a head; an idle connection stays open as long.
+    patience: Duration,
+    /// Whether it may ask again.
+    may_stay: bool,
+}
+
+impl Door {
+    fn ordinary(api: &Arc<Api>) -> Self {
+        let way = Way { router: api.router(), patience: api.limits.patience, may_stay: true };
+        Self { slots: Arc::new(Semaphore::new(api.limits.connections)), way }
+    }
+
+    /// Kept for who asks how the service is, or reports costs, and does so at once.
+    fn spare(api: &Arc<Api>) -> Self {
+        let patience = SPARE_PATIENCE.min(api.limits.patience);
+        let way = Way { router: api.vital(), patience, may_stay: false };
+        Self { slots: Arc::new(Semaphore::new(SPARE)), way }
+    }
+
+    fn enter(&self) -> Option<(Way, OwnedSemaphorePermit)> {
+        let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        Some((self.way.clone(), slot))
+    }
+}
+
 /// One connection, to its end.
 async fn converse(
     socket: OwnedFd,
-    router: Router,
+    way: Way,
     tasks: &Drain,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     // What is written is complete; waiting for more would only delay it. A unix socket never waits.
@@ -108,8 +145,9 @@ async fn converse(
     let stream = Stream::new(socket, WRITE_TIMEOUT)?;
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .header_read_timeout(way.patience)
+        .keep_alive(way.may_stay)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(way.router));
     let mut connection = pin!(connection);
     tokio::select! {
         biased;
@@ -123,11 +161,11 @@ async fn converse(
     }
 }
 
-/// Open at the same time. Ours: a watcher for each of a thousand runs, and as many who look in between.
-const MAX_CONNECTIONS: usize = 4096;
+/// Beyond all others. Ours: a probe, Prometheus' and LiteLLM's callback, each some times over.
+const SPARE: usize = 64;
 
-/// How long a client may take for a head, and an idle connection stays open.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Who has one of them asks at once.
+const SPARE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a client may leave us unable to write.
 const WRITE_TIMEOUT: Duration = Duration::from_mins(1);

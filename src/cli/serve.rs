@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::flags;
-use crate::api::{Api, Listener};
+use crate::api::{Api, Limits, Listener, Watchers};
 use crate::app::{self, Seats};
 use crate::base::db::Database;
 use crate::base::drain::Drain;
@@ -87,6 +87,8 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         supervisor: supervisor.clone(),
         availability: Availability::new(machine),
         metrics: Arc::clone(seats.metrics()),
+        watchers: Watchers::new(serve.max_watchers),
+        limits: Limits { connections: serve.max_connections, patience: serve.request_timeout },
         tasks: Drain::default(),
     });
     let stop = app::Stop::default();
@@ -136,7 +138,7 @@ impl Service {
             stop.cancel();
             tasks.finish(LAST_WORDS).await;
         };
-        let served = listener.serve(api.router(), tasks.clone());
+        let served = listener.serve(&api);
         let kept = supervisor.keep(stop.clone());
         let (served, (), (), (), ()) =
             tokio::join!(served, scraped, kept, watch.run(stop.clone()), ended);

@@ -31,6 +31,13 @@ pub struct Serve {
     pub allow_unlimited: bool,
     /// At the same time; more are refused.
     pub max_runs: usize,
+    /// Open at the same time; of further ones only those for health and reports of costs are answered.
+    pub max_connections: usize,
+    /// Watchers of runs at the same time, of each grant.
+    pub max_watchers: usize,
+    /// How long a client may take for the head of a request, and for its body.
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Duration,
     /// Between SIGTERM and SIGKILL, for a sandbox.
     #[serde(with = "humantime_serde")]
     pub grace: Duration,
@@ -64,8 +71,18 @@ impl Serve {
     /// # Errors
     /// What does not fit together, and what to do about it.
     pub fn check(&self) -> anyhow::Result<()> {
-        if self.max_runs == 0 {
-            bail!("`serve.max_runs` is `0`; give at least 1");
+        let counts = [
+            ("max_runs", self.max_runs),
+            ("max_connections", self.max_connections),
+            ("max_watchers", self.max_watchers),
+        ];
+        if let Some((name, given)) =
+            counts.into_iter().find(|(_, given)| !(1..=MOST).contains(given))
+        {
+            bail!("`serve.{name}` is `{given}`; give 1 to {MOST}");
+        }
+        if self.request_timeout.is_zero() {
+            bail!("`serve.request_timeout` is nothing; nobody could ask");
         }
         match &self.listen {
             Place::Tcp(address) if self.insecure_no_auth && !address.ip().is_loopback() => bail!(
@@ -115,6 +132,10 @@ impl Default for Serve {
             allow_unlimited: false,
             // A sandbox is given 512 MiB by default, of which few use all.
             max_runs: 64,
+            // A watcher for each of a thousand runs, and as many who look in between.
+            max_connections: 4096,
+            max_watchers: 1024,
+            request_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             retention: Duration::from_hours(30 * 24),
@@ -155,3 +176,6 @@ impl fmt::Display for Place {
         }
     }
 }
+
+/// Of whatever is counted here: more than any machine serves, and less than a semaphore takes.
+const MOST: usize = 1_000_000;

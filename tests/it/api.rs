@@ -2,6 +2,7 @@
 
 mod browser;
 mod chat;
+mod crowd;
 mod document;
 mod gone;
 mod operate;

@@ -1,0 +1,85 @@
+//! A3: nobody keeps the others out: neither by connections, nor by watching, nor by sending nothing.
+
+use http::Method;
+use serde_json::json;
+
+use super::{asked, chat, until};
+use crate::support::service::Place;
+
+/// Where all connections are taken, whoever asks how the service is or reports costs is answered, and others are told.
+#[tokio::test(flavor = "multi_thread")]
+async fn health_and_costs_are_heard_where_nobody_else_is() {
+    let place = Place::new("").await;
+    place.write_config("max_connections = 1");
+    let service = place.start();
+    let client = place.client();
+    let held = client.connect().await;
+    let refused = service.get("/api/v1/runs").await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("1")));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_connections","message":"too many connections are open; try again later"}}"#);
+    assert_eq!(client.get("/healthz").await.status, 200);
+    assert_eq!(client.get("/readyz").await.status, 200);
+    let told = service.post("/api/internal/billing/ingest", &json!([])).await;
+    assert_eq!(told.status, 200, "{}", told.text());
+    // They are there for one question each, and not for whoever has no grant.
+    assert_eq!(client.post("/api/internal/billing/ingest", &json!([])).await.status, 401);
+
+    // And they are not without end.
+    until(async || {
+        let mut open = vec![];
+        for _ in 0..80 {
+            open.push(client.connect().await);
+        }
+        let answer = client.raw(b"").await;
+        answer.starts_with("HTTP/1.1 503 ") && answer.contains("too_many_connections")
+    })
+    .await;
+    drop(held);
+    let bearer = &place.owner.token;
+    let head = format!("GET /api/v1/runs HTTP/1.0\r\nauthorization: Bearer {bearer}\r\n\r\n");
+    until(async || client.raw(head.as_bytes()).await.starts_with("HTTP/1.0 200 ")).await;
+    place.stop(service);
+}
+
+/// A chat that could not be watched is not begun; whoever stops watching makes room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_watches_no_more_runs_than_it_may() {
+    let place = Place::new("").await;
+    place.write_config("max_watchers = 1");
+    let service = place.start();
+    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let run = grant.run(&asked("fake/gate=1")).await;
+    let path = format!("/api/v1/runs/{run}/events");
+    let watching = grant.open(Method::GET, &path, "", &[]).await;
+    assert_eq!(watching.status, 200);
+    let refused = grant.get(&path).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_watchers","message":"this grant may watch 1 runs at the same time, and does; wait for one to end"}}"#);
+    assert_eq!(grant.post("/api/v1/ai/chat", &chat("fake")).await.status, 429);
+    let listed = grant.get("/api/v1/runs").await.json();
+    assert_eq!(listed["runs"].as_array().unwrap().len(), 1, "nothing has begun: {listed}");
+    assert_eq!(other.post("/api/v1/ai/chat", &chat("fake")).await.status, 200);
+    drop(watching);
+    grant.send(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
+    until(async || grant.get(&path).await.status == 200).await;
+    place.stop(service);
+}
+
+/// Who announces a body and sends none is told, and loses the connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let place = Place::new("").await;
+    place.write_config("request_timeout = \"2s\"");
+    let service = place.start();
+    for path in ["/api/v1/runs", "/api/v1/ai/chat", "/api/internal/billing/ingest"] {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: 100\r\n\r\n{{",
+            place.owner.token
+        );
+        let answer = place.client().raw(head.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{path}: {answer}");
+        assert!(answer.contains("request_timeout"), "{path}: {answer}");
+    }
+    place.stop(service);
+}
