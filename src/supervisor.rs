@@ -47,9 +47,9 @@ use crate::runner::sweep::Sweep;
 use crate::runner::{Host, Maker};
 
 pub use admission::{Refused, Started, Terms};
+pub use lock::Lock;
 pub use wanted::Wanted;
 
-use lock::Lock;
 use models::Models;
 use stock::Stock;
 
@@ -80,6 +80,8 @@ pub struct Settings {
 
 /// What the supervisor composes.
 pub struct Parts {
+    /// The state directory's, taken before anything in it is opened.
+    pub lock: Lock,
     /// The gateway's settings; who a run is, and what it may spend, is said for each.
     pub config: Config,
     pub catalog: Catalog,
@@ -117,13 +119,12 @@ struct Shared {
 pub struct Unknown(pub String);
 
 impl Supervisor {
-    /// Takes the state directory, and takes up what was left in it. Must be called within a runtime.
+    /// Takes up what was left in the state directory. Must be called within a runtime.
     ///
     /// # Errors
-    /// Another process has the directory, or something in it cannot be read.
+    /// Something in it cannot be read.
     pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
-        let lock = Lock::take(&settings.state_dir).await?;
-        let Parts { config, catalog, seats, journal, books, relay } = parts;
+        let Parts { lock, config, catalog, seats, journal, books, relay } = parts;
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         tell_idle(relay.as_deref(), &catalog);
         let stock = Stock::new(&settings, &config, &catalog);

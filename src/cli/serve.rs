@@ -26,7 +26,7 @@ use crate::config::{SETTINGS, Setting};
 use crate::delivery::Relay;
 use crate::grant::{self, Grants};
 use crate::journal::{self, Journal};
-use crate::supervisor::{Parts, Supervisor};
+use crate::supervisor::{Lock, Parts, Supervisor};
 use crate::upstream::Kind;
 
 pub use given::Given;
@@ -58,6 +58,8 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     // First: who finds another process at its place must not touch its records.
     let listener = Listener::bind(&serve.listen)?;
     let metrics = given.config.metrics.address.map(bind_metrics).transpose()?;
+    // And who finds another at its state must not bring that to another version.
+    let lock = Lock::take(&serve.state_dir).await?;
     let schemas = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
     let seats = Seats::new(&given.config)?;
     let writes = seats.metrics().state_writes();
@@ -66,6 +68,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         .with_context(|| format!("cannot serve from `{}`", file.display()))?;
     let books = Books::new(database.clone()).with_bound(serve.receipt_bound);
     let parts = Parts {
+        lock,
         config: given.config.clone(),
         catalog: given.catalog.clone(),
         seats: seats.clone(),

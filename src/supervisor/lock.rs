@@ -11,13 +11,17 @@ use rustix::io::Errno;
 use tokio::time::{Instant, sleep};
 
 /// Held for as long as this lives, and given up by the kernel when the process ends.
-pub(super) struct Lock {
+#[derive(Debug)]
+pub struct Lock {
     _file: File,
 }
 
 impl Lock {
     /// Waits a moment for one whose holder is dead: a child that it was about to start may have it still.
-    pub(super) async fn take(state_dir: &Path) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// Another process has the directory, or it cannot be used.
+    pub async fn take(state_dir: &Path) -> anyhow::Result<Self> {
         let shown = state_dir.display();
         let unusable = || format!("the state directory `{shown}` cannot be used");
         let audit = state_dir.join("audit");

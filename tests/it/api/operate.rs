@@ -133,6 +133,9 @@ async fn tcp_is_served_and_never_by_accident_without_grants() {
 async fn a_second_service_keeps_off() {
     let place = Place::new("").await;
     let service = place.start();
+    // What the second would say that looks into the database: its tables are of a version that it does not know.
+    let database = rusqlite::Connection::open(place.state_dir().join("state.db")).unwrap();
+    database.execute("UPDATE schema SET version = version + 1", []).unwrap();
     let elsewhere = format!("unix:{}/second.sock", place.path().display());
     let mut second = Process::start(place.command().env("COGNI_LISTEN", elsewhere), "build it");
     let status = tokio::task::block_in_place(|| second.wait());
