@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -99,7 +99,7 @@ struct Shared {
     seats: Seats,
     journal: Journal,
     books: Books,
-    relay: Option<Arc<Relay>>,
+    relay: ArcSwapOption<Relay>,
     residents: Residents,
     stock: Stock,
     models: Models,
@@ -134,7 +134,7 @@ impl Supervisor {
             seats,
             journal,
             books,
-            relay,
+            relay: ArcSwapOption::new(relay),
             residents: Residents::new(&Shelf::of(&settings.state_dir), terms(&settings)),
             stock,
             models: Models::default(),
@@ -178,8 +178,8 @@ impl Supervisor {
         self.0.catalog.load_full()
     }
 
-    pub fn relay(&self) -> Option<&Arc<Relay>> {
-        self.0.relay.as_ref()
+    pub fn relay(&self) -> Option<Arc<Relay>> {
+        self.0.relay.load_full()
     }
 
     pub fn settings(&self) -> &Settings {
@@ -201,11 +201,12 @@ impl Supervisor {
     }
 
     /// Puts others in force, for runs that are accepted from now on.
-    pub fn reload(&self, config: Config, catalog: Catalog) {
+    pub fn reload(&self, config: Config, catalog: Catalog, relay: Option<Arc<Relay>>) {
         self.0.seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
-        tell_idle(self.0.relay.as_deref(), &catalog);
+        tell_idle(relay.as_deref(), &catalog);
         self.0.config.store(Arc::new(config));
         self.0.catalog.store(Arc::new(catalog));
+        self.0.relay.store(relay);
     }
 
     /// Does what has to be done from time to time, until `stop`.
@@ -259,7 +260,7 @@ impl Supervisor {
             }
         }
         self.forget_workspaces().await;
-        if let Some(relay) = &self.0.relay
+        if let Some(relay) = self.relay()
             && let Err(error) = Box::pin(relay.resume_due(stop)).await
         {
             tracing::error!("cannot resume deliveries: {:#}", anyhow::Error::new(error));
@@ -270,7 +271,7 @@ impl Supervisor {
     async fn forget_workspaces(&self) {
         let (shelf, age) =
             (Shelf::of(&self.0.settings.state_dir), self.0.settings.workspace_retention);
-        let relay = self.0.relay.clone();
+        let relay = self.relay();
         let is_awaited = move |line: &kept::Line| {
             relay.as_ref().is_some_and(|relay| kept::is_under_way(relay.outbox(), line))
         };

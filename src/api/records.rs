@@ -264,7 +264,7 @@ async fn readable(api: &Api, caller: &Caller, id: &str) -> Result<Row, Error> {
 
 /// What of a run is in the outbox.
 async fn jobs(api: &Api, row: Row) -> Result<Vec<Job>, Error> {
-    let Some(relay) = api.supervisor.relay().cloned() else { return Ok(vec![]) };
+    let Some(relay) = api.supervisor.relay() else { return Ok(vec![]) };
     let listed = tokio::task::spawn_blocking(move || relay.outbox().of_run(&row.id));
     listed.await.map_err(Error::internal)?.map_err(Error::internal)
 }

@@ -1,6 +1,7 @@
 //! `cogni-gateway serve`: agents, chats, runs and what they cost, as a service over HTTP.
 
 mod given;
+mod reload;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -18,18 +19,18 @@ use crate::api::{Api, Limits, Listener, Watchers};
 use crate::app::{self, Seats};
 use crate::base::db::Database;
 use crate::base::drain::Drain;
-use crate::billing::litellm::{self, Client};
-use crate::billing::watch::Watch;
 use crate::billing::{self, Books};
 use crate::catalog::available::{Availability, Machine};
 use crate::config::{SETTINGS, Setting};
 use crate::delivery::Relay;
+use crate::git;
 use crate::grant::{self, Grants};
 use crate::journal::{self, Journal};
 use crate::supervisor::{Lock, Parts, Supervisor};
-use crate::upstream::Kind;
 
 pub use given::Given;
+
+use reload::{Bookkeeper, Reload};
 
 /// The command and its flags: its own, and one for each setting that is not about one run.
 pub fn command() -> Command {
@@ -74,7 +75,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         seats: seats.clone(),
         journal: Journal::new(database.clone()),
         books: books.clone(),
-        relay: relay(&given),
+        relay: relay(&given)?,
     };
     let settings = given.settings();
     let machine = Machine {
@@ -95,10 +96,23 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         tasks: Drain::default(),
     });
     let stop = app::Stop::default();
-    let reload = || reload(&given, &supervisor, read());
+    let common = (books, Arc::clone(seats.metrics()));
+    let (bookkeeper, litellm) = Bookkeeper::new(common, &given.config, serve.reconcile_every)?;
+    let over = Reload { first: &given, supervisor: &supervisor, litellm };
+    let reload = || {
+        let done = read().and_then(|fresh| over.take_over(fresh));
+        seats.metrics().reloaded(done.is_ok());
+        done
+    };
     let signals = app::signals(stop.clone(), seats.access_log(), reload)?;
-    let watch = watch(&given, books, &seats)?;
-    let service = Service { listener, metrics, seats, supervisor: supervisor.clone(), api, watch };
+    let service = Service {
+        listener,
+        metrics,
+        seats: seats.clone(),
+        supervisor: supervisor.clone(),
+        api,
+        bookkeeper,
+    };
     tokio::select! {
         biased;
         served = service.run(stop, serve.drain_timeout) => served,
@@ -113,12 +127,12 @@ struct Service {
     seats: Seats,
     supervisor: Supervisor,
     api: Arc<Api>,
-    watch: Watch,
+    bookkeeper: Bookkeeper,
 }
 
 impl Service {
     async fn run(self, told: app::Stop, patience: Duration) -> anyhow::Result<()> {
-        let Self { listener, metrics, seats, supervisor, api, watch } = self;
+        let Self { listener, metrics, seats, supervisor, api, bookkeeper } = self;
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
         tracing::info!(
@@ -144,7 +158,7 @@ impl Service {
         let served = listener.serve(&api);
         let kept = supervisor.keep(stop.clone());
         let (served, (), (), (), ()) =
-            tokio::join!(served, scraped, kept, watch.run(stop.clone()), ended);
+            tokio::join!(served, scraped, kept, bookkeeper.run(stop.clone()), ended);
         served.context("cannot serve the listener")?;
         seats.finish().await?;
         tracing::info!("stopped");
@@ -152,37 +166,24 @@ impl Service {
     }
 }
 
-/// Where LiteLLM charges, it is asked for the receipts that its callback has not brought.
-fn watch(given: &Given, books: Books, seats: &Seats) -> anyhow::Result<Watch> {
-    let upstream = &given.config.upstream;
-    let litellm = (upstream.kind == Kind::Litellm).then(|| {
-        let (url, key) = (upstream.url.clone(), upstream.api_key.clone());
-        Client::new(litellm::Settings { url, key, ca_file: upstream.ca_file.clone() })
-    });
-    let litellm = litellm.transpose().context("the upstream's authorities cannot be loaded")?;
-    let metrics = Arc::clone(seats.metrics());
-    Ok(Watch { books, litellm, metrics, every: given.serve.reconcile_every })
-}
-
-/// A service that cannot have a relay has no repositories; whoever asks for one is told.
-fn relay(given: &Given) -> Option<Arc<Relay>> {
+/// A service without git has no repositories; whoever asks for one is told. What else is wrong with a relay is put right
+/// before anybody depends on it.
+fn relay(given: &Given) -> anyhow::Result<Option<Arc<Relay>>> {
     let known = vec![given.config.upstream.api_key.clone()];
-    let opened = given.relay.clone().open(|name| std::env::var(name).ok(), known);
-    opened.map(Arc::new).inspect_err(|error| tracing::warn!("there is no relay: {error:#}")).ok()
+    match given.relay.clone().open(|name| std::env::var(name).ok(), known) {
+        Ok(relay) => Ok(Some(Arc::new(relay))),
+        Err(error) if is_without_git(&error) => {
+            tracing::warn!("there is no relay: {error:#}");
+            Ok(None)
+        }
+        Err(error) => Err(error.context("the relay cannot be opened")),
+    }
 }
 
-/// Puts configuration and agents in force that were read again. After an error nothing has changed.
-fn reload(
-    first: &Given,
-    supervisor: &Supervisor,
-    fresh: anyhow::Result<Given>,
-) -> anyhow::Result<()> {
-    let Given { config, serve, catalog, .. } = fresh?;
-    first.serve.check_lasting(&serve)?;
-    let agents = catalog.entries().len();
-    supervisor.reload(config, catalog);
-    tracing::info!(agents, "configuration and agents are read again");
-    Ok(())
+fn is_without_git(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref().is_some_and(|error| matches!(error, git::Error::Unfit { .. }))
+    })
 }
 
 fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
@@ -204,7 +205,7 @@ const EXAMPLE: &str = "\
 The service's own settings stand in the file's `[serve]`; the others are what a run has that says nothing else.
 
 SIGTERM drains: `/readyz` says so, nothing new is accepted, and runs may end within `serve.drain_timeout`. SIGHUP reads
-configuration and agents again; runs that are accepted from then on have the new ones.
+configuration, agents and the relay's files again; runs that are accepted from then on have the new ones.
 
 Example:
   cogni-gateway grant mint --name me --allow-sandbox --agent '*' --account acct-1

@@ -176,7 +176,7 @@ impl Shared {
         catalog.find(&wanted.agent)?;
         let invalid = |error: anyhow::Error| Refused::Invalid(format!("{error:#}"));
         let line = wanted.line(run).map_err(|error| Refused::Invalid(error.to_string()))?;
-        if line.is_some() && self.relay.is_none() {
+        if line.is_some() && self.relay.load().is_none() {
             return Err(Refused::Invalid(
                 "this service has no relay, so no repositories".to_owned(),
             ));

@@ -115,10 +115,9 @@ impl Shared {
     }
 
     async fn target(&self, wanted: &Wanted, line: &Line, entry: &Entry) -> anyhow::Result<Target> {
-        let relay = self.relay.as_ref().context("this service has no relay")?;
+        let relay = self.relay.load_full().context("this service has no relay")?;
         let base = wanted.branch.base.as_deref();
-        let target =
-            Target::begin(Arc::clone(relay), line.repository.clone(), &line.key, base).await?;
+        let target = Target::begin(relay, line.repository.clone(), &line.key, base).await?;
         Ok(target.with_pull_request(wanted.branch.pull_request).by(entry))
     }
 

@@ -40,7 +40,7 @@ impl Supervisor {
 impl Shared {
     /// What of a run is in the outbox.
     pub(super) async fn on_its_way(&self, run: &str) -> anyhow::Result<Option<Job>> {
-        let Some(relay) = self.relay.clone() else { return Ok(None) };
+        let Some(relay) = self.relay.load_full() else { return Ok(None) };
         let run = run.to_owned();
         let jobs = spawn_blocking(move || relay.outbox().of_run(&run)).await??;
         Ok(jobs.into_iter().next_back())
@@ -48,8 +48,8 @@ impl Shared {
 
     async fn end_delivered(&self, left: Left) {
         let Left { feed, job } = left;
-        let delivered = match &self.relay {
-            Some(relay) => self.delivered(relay, &job.id).await,
+        let delivered = match self.relay.load_full() {
+            Some(relay) => self.delivered(&relay, &job.id).await,
             None => None,
         };
         if let Some(delivered) = &delivered {
