@@ -1,16 +1,16 @@
 //! Whether the process is alive, and whether it can take work.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use rustix::fs::Access;
 use serde::Serialize;
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 use super::Api;
 
@@ -26,7 +26,7 @@ pub(super) struct Alive {
 pub(super) struct Ready {
     #[serde(rename = "ready")]
     can_accept: bool,
-    /// By what is looked at: `ok`, or why not.
+    /// By what is looked at: `ok`, or why not. Without `relay` runs are accepted all the same, but for those with a repository.
     checks: BTreeMap<&'static str, String>,
     /// Runs that have not ended.
     runs: usize,
@@ -67,7 +67,9 @@ pub(super) async fn ready(State(api): State<Arc<Api>>) -> (StatusCode, Json<Read
     ];
     let ready = checks.iter().all(|(_, found)| found.is_ok());
     let said = |found: Result<(), String>| found.err().unwrap_or_else(|| "ok".to_owned());
-    let checks = checks.into_iter().map(|(what, found)| (what, said(found))).collect();
+    // Runs without a repository need no relay.
+    let all = checks.into_iter().chain([("relay", relay(&api))]);
+    let checks = all.map(|(what, found)| (what, said(found))).collect();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let runs = api.supervisor.live();
     (status, Json(Ready { can_accept: ready, checks, runs, upstream: "not probed" }))
@@ -75,6 +77,11 @@ pub(super) async fn ready(State(api): State<Arc<Api>>) -> (StatusCode, Json<Read
 
 fn accepting(api: &Api) -> Result<(), String> {
     if api.supervisor.is_draining() { Err("draining".to_owned()) } else { Ok(()) }
+}
+
+fn relay(api: &Api) -> Result<(), String> {
+    let why = "there is no git that is new enough, so runs have no repositories; the log says more";
+    api.supervisor.relay().map(|_| ()).ok_or_else(|| why.to_owned())
 }
 
 /// One is enough: what is wrong with the others, `GET /api/v1/ai/agents?all=1` says.
@@ -87,10 +94,10 @@ async fn agents(api: &Api) -> Result<(), String> {
     Err(format!("no agent can run here: {}", why.unwrap_or_else(|| "there is none".to_owned())))
 }
 
-/// Whether runs can be given directories. It is made with the first of them.
+/// Whether runs can be given directories: whoever may write is not always allowed to make a file.
 fn writable(directory: &Path) -> Result<(), String> {
-    let found = directory.ancestors().find(|path| fs::metadata(path).is_ok());
-    let place = found.unwrap_or(Path::new("/"));
-    rustix::fs::access(place, Access::WRITE_OK | Access::EXEC_OK)
-        .map_err(|error| format!("`{}` cannot be written: {error}", place.display()))
+    let probe = directory.join(format!("probe-{}", Uuid::now_v7()));
+    let made = File::options().write(true).create_new(true).open(&probe);
+    let tried = made.and_then(|_| fs::remove_file(&probe));
+    tried.map_err(|error| format!("`{}` cannot be written: {error}", directory.display()))
 }

@@ -3,7 +3,10 @@
 mod given;
 mod reload;
 
+use std::fs::DirBuilder;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +64,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let metrics = given.config.metrics.address.map(bind_metrics).transpose()?;
     // And who finds another at its state must not bring that to another version.
     let lock = Lock::take(&serve.state_dir).await?;
+    make(&serve.run_dir)?;
     let schemas = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
     let seats = Seats::new(&given.config)?;
     let writes = seats.metrics().state_writes();
@@ -183,6 +187,14 @@ fn relay(given: &Given) -> anyhow::Result<Option<Arc<Relay>>> {
 fn is_without_git(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref().is_some_and(|error| matches!(error, git::Error::Unfit { .. }))
+    })
+}
+
+/// Where runs have their directories. Others may pass through, and see nothing.
+fn make(run_dir: &Path) -> anyhow::Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o711).create(run_dir);
+    made.with_context(|| {
+        format!("`serve.run_dir` is `{}`, which cannot be made", run_dir.display())
     })
 }
 
