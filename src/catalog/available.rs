@@ -16,6 +16,8 @@ use crate::sandbox::{self, embedded};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     pub docker_socket: PathBuf,
+    /// Who makes sandboxes for agents that do not say.
+    pub driver: Maker,
     /// The sandbox's first process.
     pub init: Option<PathBuf>,
     /// Whether a sandbox of our own may do without limits on memory, processes and processors.
@@ -31,6 +33,10 @@ pub enum Reason {
     Silent { image: String, why: String },
     #[error("image `{0}` is not on this machine; build or load it")]
     NoImage(String),
+    #[error("it needs the image `{0}`, and the driver `embedded` knows no images")]
+    NoImages(String),
+    #[error("it has no image, and the driver `docker` needs one")]
+    ImageNeeded,
     #[error("its root `{}` is no directory of this machine", .0.display())]
     NoRoot(PathBuf),
     #[error("{0}")]
@@ -65,9 +71,11 @@ pub async fn available(entry: &Entry, machine: &Machine) -> Result<(), Reason> {
         None if entry.program.is_some() => return Err(Reason::NoProgram),
         _ => (),
     }
-    match (&entry.image, entry.driver) {
+    match (&entry.image, entry.driver.or(machine.driver)) {
         (Some(image), Maker::Auto | Maker::Docker) => has_image(image, machine).await,
-        _ => can_embed(entry, machine),
+        (Some(image), Maker::Embedded) => Err(Reason::NoImages(image.clone())),
+        (None, Maker::Docker) => Err(Reason::ImageNeeded),
+        (None, Maker::Auto | Maker::Embedded) => can_embed(entry, machine),
     }
 }
 

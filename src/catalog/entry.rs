@@ -132,6 +132,14 @@ pub enum Maker {
     Embedded,
 }
 
+impl Maker {
+    /// This one; where it is for nobody to say, the other.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        if self == Self::Auto { other } else { self }
+    }
+}
+
 /// What an `OpenClaw` is told beside what all are told.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]

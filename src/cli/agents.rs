@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::run::{Agents, Places, init};
 use crate::catalog::available::{Machine, available};
-use crate::catalog::{self, Catalog, Entry, Listed};
+use crate::catalog::{self, Catalog, Entry, Listed, Maker};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -84,7 +84,7 @@ impl Args {
             }),
         };
         let docker_socket = self.places.docker_socket.clone();
-        Ok(Machine { docker_socket, init, may_be_unlimited: false })
+        Ok(Machine { docker_socket, driver: Maker::Auto, init, may_be_unlimited: false })
     }
 }
 

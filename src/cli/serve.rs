@@ -84,6 +84,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let settings = given.settings();
     let machine = Machine {
         docker_socket: settings.host.docker_socket.clone(),
+        driver: settings.driver,
         init: settings.host.init.clone(),
         may_be_unlimited: settings.allow_unlimited,
     };

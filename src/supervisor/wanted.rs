@@ -143,7 +143,10 @@ impl Wanted {
         run: &str,
         (settings, config, catalog): (&Settings, &Config, &Catalog),
     ) -> anyhow::Result<Order> {
-        let request = self.request(run, settings, config);
+        let mut request = self.request(run, settings, config);
+        // The service's is for agents that do not say.
+        let own = catalog.find(&self.agent)?.driver;
+        request.driver = Some(own.or(settings.driver));
         let config = self.config(run, settings, config);
         let mut order = request.order(config, settings.host.clone(), catalog)?;
         let longest = catalog.find(&self.agent)?.limits.limits().max_runtime;

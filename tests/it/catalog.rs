@@ -11,7 +11,7 @@ use cogni_gateway::body::Capability;
 use cogni_gateway::budget::Limits;
 use cogni_gateway::catalog::available::{Availability, Machine, available};
 use cogni_gateway::catalog::placeholder::Values;
-use cogni_gateway::catalog::{Catalog, Entry, Listed};
+use cogni_gateway::catalog::{Catalog, Entry, Listed, Maker};
 use cogni_gateway::gateway::policy::Config;
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -353,7 +353,8 @@ fn an_agent_has_less_time_than_its_sandbox() {
 }
 
 fn machine(init: Option<&Path>, docker_socket: PathBuf) -> Machine {
-    Machine { docker_socket, init: init.map(Path::to_owned), may_be_unlimited: false }
+    let (driver, init) = (Maker::Auto, init.map(Path::to_owned));
+    Machine { docker_socket, driver, init, may_be_unlimited: false }
 }
 
 /// A2: why an agent cannot run here is told so that somebody can do something about it.

@@ -95,13 +95,12 @@ async fn a_service_that_can_run_nothing_is_not_ready_and_says_why() {
     let text = fs::read_to_string("config/agents/sandbox-agent.toml").unwrap();
     let text = text.replace("[env]", "image = \"no-such-image\"\n[env]");
     fs::write(agents.path().join("sandbox-agent.toml"), text).unwrap();
-    let more = "docker_socket = \"/nowhere/docker.sock\"\n";
     let place = Place::new("").await;
-    place.write_config(&format!("{more}agents_dir = {:?}", agents.path()));
+    place.write_config(&format!("agents_dir = {:?}", agents.path()));
     let service = place.start();
     let ready = place.client().get("/readyz").await;
     assert_eq!(ready.status, 503);
-    insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and there is no Docker Engine at `/nowhere/docker.sock`","database":"ok","run_dir":"ok"},"runs":0,"upstream":"not probed"}"#);
+    insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and the driver `embedded` knows no images","database":"ok","relay":"ok","run_dir":"ok"},"runs":0,"upstream":"not probed"}"#);
     place.stop(service);
 }
 
