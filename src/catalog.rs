@@ -33,10 +33,19 @@ pub struct Catalog {
 
 /// There is no such agent.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no agent `{asked}`; there is {known}")]
+#[error("there is no agent `{asked}`{}", listed(known))]
 pub struct Unknown {
     asked: String,
-    known: String,
+    known: Vec<String>,
+}
+
+impl Unknown {
+    /// As those are told who may know some of the others only.
+    #[must_use]
+    pub fn shown_to(mut self, may_know: impl Fn(&str) -> bool) -> Self {
+        self.known.retain(|name| may_know(name));
+        self
+    }
 }
 
 impl Catalog {
@@ -81,8 +90,8 @@ impl Catalog {
     /// There is none.
     pub fn find(&self, name: &str) -> Result<&Arc<Entry>, Unknown> {
         self.entries.get(name).ok_or_else(|| {
-            let known: Vec<_> = self.entries.keys().map(|name| format!("`{name}`")).collect();
-            Unknown { asked: name.to_owned(), known: known.join(", ") }
+            let known = self.entries.keys().cloned().collect();
+            Unknown { asked: name.to_owned(), known }
         })
     }
 
@@ -90,6 +99,11 @@ impl Catalog {
     pub fn entries(&self) -> impl ExactSizeIterator<Item = &Arc<Entry>> {
         self.entries.values()
     }
+}
+
+fn listed(known: &[String]) -> String {
+    let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
+    if known.is_empty() { String::new() } else { format!("; there is {}", known.join(", ")) }
 }
 
 /// The file of an agent that this program brings along, as an example of one.

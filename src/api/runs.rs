@@ -20,7 +20,7 @@ use super::refusal::{NotAllowed, NotBegun, NotFound, NotUnderstood};
 use crate::base::trace;
 use crate::grant::Access;
 use crate::journal::{self, Filter, Row};
-use crate::supervisor::{self, Started, Wanted};
+use crate::supervisor::{self, Refused, Started, Wanted};
 
 /// One run.
 #[derive(Serialize, ToSchema)]
@@ -122,7 +122,15 @@ pub(super) async fn start(
     let traceparent = traceparent(headers);
     let wanted = Wanted { traceparent, ..run.allowed_by(&caller.0)? };
     let terms = supervisor::Terms { key, most: caller.0.terms.max_runs };
-    Ok(api.supervisor.start(wanted, terms).await?)
+    let started = api.supervisor.start(wanted, terms).await;
+    started.map_err(|refused| match refused {
+        // Of agents that it may not run it is told nothing.
+        Refused::NoAgent(unknown) => {
+            let may_know = |name: &str| caller.0.allows_agent(name).is_ok();
+            Error::NoSuchAgent(unknown.shown_to(may_know).to_string())
+        }
+        refused => refused.into(),
+    })
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Error> {
