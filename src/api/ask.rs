@@ -150,6 +150,7 @@ impl NewRun {
             Some(Message { role: Role::User, .. }) => (),
             Some(_) => return Err(Error::invalid("the last of `messages` is not the user's")),
         }
+        self.check_line()?;
         if self.max_runtime.is_some_and(|longest| longest.is_zero()) {
             return Err(Error::invalid("`max_runtime` is nothing"));
         }
@@ -159,6 +160,18 @@ impl NewRun {
             )));
         }
         Ok(())
+    }
+
+    /// What is asked for by name is done, or refused. A repository alone is worked on by nobody, and the run says so.
+    fn check_line(&self) -> Result<(), Error> {
+        let has_key = self.branch_key.is_some() || self.work_item.is_some();
+        let asked = [("pull_request", self.pull_request), ("base", self.base.is_some())];
+        match asked.into_iter().find(|(_, is_asked)| *is_asked) {
+            Some((what, _)) if self.repo.is_none() || !has_key => Err(Error::invalid(format_args!(
+                "`{what}` is for work that goes to a branch; name its repository, and its key"
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -58,6 +58,8 @@ pub enum Relayed {
         branch: Option<String>,
         why: String,
     },
+    /// Nothing was to be delivered, by a word for why.
+    Skipped { skipped: &'static str },
 }
 
 impl Target {
@@ -241,5 +243,10 @@ impl Relayed {
     pub fn skipped() -> Self {
         let why = "it has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`";
         Self::Not { branch: None, why: why.to_owned() }
+    }
+
+    /// The same, for programs.
+    pub fn without_key() -> Self {
+        Self::Skipped { skipped: "no_branch_key" }
     }
 }

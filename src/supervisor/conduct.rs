@@ -99,8 +99,9 @@ impl Shared {
             Kind::RunStarted,
             &json!({"run": run, "agent": entry.name, "model": order.model()}),
         );
-        if let Some(line) = wanted.line(run).map_err(anyhow::Error::from)? {
-            let target = self.target(wanted, &line, &entry).boxed();
+        let line = wanted.line(run).map_err(anyhow::Error::from)?;
+        if let Some(line) = &line {
+            let target = self.target(wanted, line, &entry).boxed();
             let begun = cancel.run_until_cancelled(target).await.ok_or(Failed::Cancelled)?;
             order.target = Some(begun.map_err(Failed::Branch)?);
         }
@@ -109,7 +110,8 @@ impl Shared {
             return Err(Failed::Cancelled);
         }
         let prepared = Box::pin(self.prepare(order, wanted, (&entry, &cancel))).await?;
-        let result = self.follow(prepared, &entry, feed, cancel).await;
+        let mut result = self.follow(prepared, &entry, feed, cancel).await;
+        result.relay = result.relay.or_else(|| wanted.skipped(line.as_ref()));
         self.count(driver, &result);
         Ok(result)
     }

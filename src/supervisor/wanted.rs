@@ -14,6 +14,7 @@ use crate::catalog::{Catalog, Entry, Mode};
 use crate::config::Config;
 use crate::relay::branch_key::{self, BranchKey, Sources};
 use crate::relay::repository::{self, Repository};
+use crate::runner::delivery::Relayed;
 use crate::runner::residents::Key;
 use crate::runner::{Llm, Message, Order, Request};
 use crate::sandbox::spec::Wanted as Limited;
@@ -119,6 +120,12 @@ impl Wanted {
             return Err(NoLine::NoForge);
         }
         Ok(Some(Line { repository, key }))
+    }
+
+    /// What its result says of work that cannot go anywhere.
+    pub(super) fn skipped(&self, line: Option<&Line>) -> Option<Relayed> {
+        let is_skipped = self.branch.repository.is_some() && line.is_none();
+        is_skipped.then(Relayed::without_key)
     }
 
     /// Whose sandbox it is executed in, where its agent has one that outlives its runs: that of its branch, or of its

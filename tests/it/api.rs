@@ -7,6 +7,7 @@ mod document;
 mod gone;
 mod operate;
 mod refusal;
+mod reload;
 mod run;
 mod trace;
 

@@ -167,7 +167,6 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_are_listed_for_whoever_may_run_them() {
     let place = Place::new("").await;
-    place.write_config("docker_socket = \"/nowhere/docker.sock\"");
     let service = place.start();
     let (grant, nobody) = (place.grant(&[]), place.mint(&["--access", "read"]));
     let ids = |listed: Value| {
@@ -178,6 +177,61 @@ async fn agents_are_listed_for_whoever_may_run_them() {
     assert!(ids(nobody.get("/api/v1/ai/agents").await.json()).is_empty());
     let all = grant.get("/api/v1/ai/agents?all=1").await.json();
     assert_eq!(all["agents"][1]["available"], false);
-    insta::assert_snapshot!(all["agents"][1]["reason"].as_str().unwrap(), @"it needs the image `cogni-openclaw:dev`, and there is no Docker Engine at `/nowhere/docker.sock`");
+    insta::assert_snapshot!(all["agents"][1]["reason"].as_str().unwrap(), @"it needs the image `cogni-openclaw:dev`, and the driver `embedded` knows no images");
+    // What is said to be there is, and the other way round.
+    let mut body = asked("fake");
+    body["agent"] = "sandbox:openclaw".into();
+    let refused = grant.post("/api/v1/runs", &body).await;
+    assert_eq!(refused.status, 422, "{}", refused.text());
+    place.stop(service);
+}
+
+/// L1: a repository without a key has no branch, and the run says so; more than that cannot be asked for in vain.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_goes_nowhere_is_said_or_refused() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let with = |more: Value| {
+        let mut body = asked("fake");
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let repo = "https://github.com/acme/site";
+    for more in [
+        json!({"pull_request": true}),
+        json!({"pull_request": true, "repo": repo}),
+        json!({"pull_request": true, "branch_key": "b"}),
+        json!({"base": "main", "repo": repo}),
+    ] {
+        let refused = service.post("/api/v1/runs", &with(more.clone())).await;
+        assert_eq!(refused.status, 422, "{more}: {}", refused.text());
+    }
+    let refused = service.post("/api/v1/runs", &with(json!({"base": "main"}))).await;
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_request","message":"`base` is for work that goes to a branch; name its repository, and its key"}}"#);
+    let run = service.run(&with(json!({ "repo": repo }))).await;
+    let ended = service.ended(&run).await;
+    let came = (&ended["error_code"], &ended["result"]["relay"]);
+    assert_eq!(came, (&Value::Null, &json!({"skipped": "no_branch_key"})));
+    let run = service.run(&asked("fake")).await;
+    assert_eq!(service.ended(&run).await["result"]["relay"], Value::Null);
+    place.stop(service);
+}
+
+/// A3: who may run some agents is not told the names of others.
+#[tokio::test(flavor = "multi_thread")]
+async fn others_agents_are_not_named() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let ask = async |agents: &str| {
+        let grant = place.mint(&["--allow-sandbox", "--agent", agents, "--account", "a"]);
+        let mut body = asked("fake");
+        body["agent"] = "sandbox:open".into();
+        grant.post("/api/v1/runs", &body).await.json()["error"]["message"].clone()
+    };
+    assert_eq!(ask("sandbox:open").await, "there is no agent `sandbox:open`");
+    assert_eq!(
+        ask("sandbox:open*").await,
+        "there is no agent `sandbox:open`; there is `sandbox:openclaw`"
+    );
     place.stop(service);
 }

@@ -1,0 +1,102 @@
+//! A4: SIGHUP takes over all that it can, and says what it cannot; what is broken ends the start.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{asked, until};
+use crate::support::process::Process;
+use crate::support::service::Place;
+
+/// What would look as if it had changed, and had not, is refused as a whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_needs_a_restart_is_said() {
+    let place = Place::new("").await;
+    let rules = place.path().join("relay.toml");
+    fs::write(&rules, "").unwrap();
+    let mut command = place.command();
+    let mut process = Process::start(command.env("COGNI_RELAY_CONFIG", &rules), "build it");
+    tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
+    for (more, what) in [
+        ("max_runs = 7", "`[serve]` cannot change"),
+        ("[metrics]\naddress = \"127.0.0.1:0\"", "`[metrics]` cannot change"),
+        ("[upstream]\nurl = \"elsewhere:4000\"\nfirst_byte_timeout = \"1s\"", "`[upstream]` but for its key cannot change"),
+        ("[telemetry]\nservice_name = \"other\"", "`[telemetry]` cannot change"),
+        ("[server]\nmax_headers = 50", "`[server]` cannot change"),
+        ("[budget]\nmax_turns = -1", "is not a valid configuration"),
+    ] {
+        place.write_config(more);
+        process.signal("HUP");
+        let refused = |said: &str| {
+            said.lines().any(|line| line.contains("nothing has changed") && line.contains(what))
+        };
+        tokio::task::block_in_place(|| process.until(refused));
+    }
+    place.write_config("");
+    fs::write(&rules, "no_such_key = 1").unwrap();
+    process.signal("HUP");
+    let named = |said: &str| said.contains("nothing has changed: the relay cannot be opened");
+    tokio::task::block_in_place(|| process.until(named));
+    assert!(!process.said().contains("are read again"), "{}", process.said());
+    assert!(tokio::task::block_in_place(|| process.terminate()).success());
+}
+
+/// A key that its keeper has changed is the next run's, without a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstreams_key_is_rotated() {
+    let place = Place::new("").await;
+    let key = place.path().join("key");
+    fs::write(&key, "sk-old").unwrap();
+    let mut command = place.command();
+    command.env_remove("LITELLM_MASTER_KEY").env("LITELLM_MASTER_KEY_FILE", &key);
+    let mut process = Process::start(&mut command, "build it");
+    tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
+    for (written, sent) in [("sk-old", "Bearer sk-old"), ("sk-new", "Bearer sk-new")] {
+        fs::write(&key, written).unwrap();
+        process.signal("HUP");
+        let again = |said: &str| said.matches("are read again").count() == if written == "sk-old" { 1 } else { 2 };
+        tokio::task::block_in_place(|| process.until(again));
+        let run = place.owner.run(&asked("fake")).await;
+        assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);
+        // The bookkeeper asks there, too.
+        let requests = place.provider.seen.requests();
+        let call = requests.iter().rev().find(|request| request.path.contains("completions"));
+        assert_eq!(call.unwrap().header("authorization"), Some(sent));
+    }
+    assert!(tokio::task::block_in_place(|| process.terminate()).success());
+}
+
+/// A relay's file that was named and is wrong, or a place for runs that is none, is told before anybody depends on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_broken_does_not_begin_to_serve() {
+    let place = Place::new("").await;
+    let rules = place.path().join("relay.toml");
+    fs::write(&rules, "no_such_key = 1").unwrap();
+    for (name, value, told) in [
+        ("COGNI_RELAY_CONFIG", rules.to_str().unwrap(), "no_such_key"),
+        ("COGNI_RELAY_CONFIG", "/nowhere/relay.toml", "/nowhere/relay.toml"),
+        ("COGNI_RUN_DIR", "/proc/x", "`serve.run_dir` is `/proc/x`, which cannot be made"),
+    ] {
+        let mut process = Process::start(place.command().env(name, value), "build it");
+        let status = tokio::task::block_in_place(|| process.wait());
+        assert_eq!(status.code(), Some(2), "{name}={value}: {}", process.said());
+        assert!(process.said().contains(told), "{name}={value}: {}", process.said());
+    }
+}
+
+/// A place for runs that is gone is seen by whoever sends work here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_that_is_gone_is_not_ready() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let ready = place.client().get("/readyz").await;
+    assert_eq!((ready.status.as_u16(), &ready.json()["checks"]["relay"]), (200, &json!("ok")));
+    fs::remove_dir_all(place.run_dir()).unwrap();
+    let ready = place.client().get("/readyz").await;
+    assert_eq!(ready.status, 503);
+    let said = ready.json()["checks"]["run_dir"].as_str().unwrap().to_owned();
+    assert!(said.contains("cannot be written: No such file or directory"), "{said}");
+    fs::create_dir(place.run_dir()).unwrap();
+    until(async || place.client().get("/readyz").await.status == 200).await;
+    place.stop(service);
+}
