@@ -14,6 +14,7 @@
 
 pub mod event;
 pub mod feed;
+mod outcome;
 mod row;
 mod schema;
 
@@ -119,27 +120,10 @@ impl Journal {
     /// It cannot be written; it may be tried again.
     pub async fn end(&self, feed: &Feed, ended: Ended) -> Result<(), db::Error> {
         let (run, now) = (feed.run().to_owned(), now());
-        let (unsaved, last) = (feed.unsaved(), feed.last(&ended.words));
-        let words = last.clone();
-        let ending = move |change: &Transaction<'_>| {
-            let moved = change.execute(
-                "UPDATE run SET state = 'ended', ended = :now, error_code = :code, result = :result, stdout = :stdout,
-                 stderr = :stderr WHERE id = :run AND state <> 'ended'",
-                named_params! {
-                    ":run": run,
-                    ":now": now,
-                    ":code": ended.error_code,
-                    ":result": ended.result,
-                    ":stdout": ended.stdout,
-                    ":stderr": ended.stderr,
-                },
-            )?;
-            if moved == 1 {
-                save(change, &run, &unsaved)?;
-                save(change, &run, &words)?;
-            }
-            Ok(moved == 1)
-        };
+        let (mut events, last) = (feed.unsaved(), feed.last(&ended.words));
+        events.extend(last.iter().cloned());
+        let ending =
+            move |change: &Transaction<'_>| outcome::write(change, (&run, now), &ended, &events);
         let is_first = self.database.write(ending).await?;
         feed.end(if is_first { last } else { vec![] });
         self.live().remove(feed.run());
@@ -176,15 +160,32 @@ impl Journal {
         self.database.read(read).await
     }
 
+    /// What was asked, as long as the run has not begun; then, what took its place.
+    ///
+    /// # Errors
+    /// The file cannot be read, or there is no such run.
+    pub async fn wanted(&self, id: &str) -> Result<String, db::Error> {
+        let id = id.to_owned();
+        let query = "SELECT wanted FROM run WHERE id = ?1";
+        self.database.read(move |view| view.query_row(query, [id], |row| row.get(0))).await
+    }
+
+    /// What came of a run, a JSON object; none where it has not ended.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn result(&self, id: &str) -> Result<Option<String>, db::Error> {
+        let id = id.to_owned();
+        self.database.read(move |view| outcome::result(view, &id)).await
+    }
+
     /// What a run has printed, once it has ended: standard output and standard error.
     ///
     /// # Errors
     /// The file cannot be read.
     pub async fn output(&self, id: &str) -> Result<Option<(String, String)>, db::Error> {
         let id = id.to_owned();
-        let query = "SELECT coalesce(stdout, ''), coalesce(stderr, '') FROM run WHERE id = ?1";
-        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-        self.database.read(move |view| view.query_row(query, [id], read).optional()).await
+        self.database.read(move |view| outcome::output(view, &id)).await
     }
 
     /// Newest first.
@@ -226,14 +227,24 @@ impl Journal {
         Ok(())
     }
 
-    /// Forgets runs that ended before; returns how many.
+    /// Forgets runs that ended before, and gives their room back; returns how many. It takes a moment of the writer's
+    /// time for every few of them.
     ///
     /// # Errors
     /// The file cannot be written.
     pub async fn forget(&self, ended_before: SystemTime) -> Result<usize, db::Error> {
         let before = millis(ended_before);
-        let forget = "DELETE FROM run WHERE state = 'ended' AND ended < ?1";
-        self.database.write(move |change| change.execute(forget, [before])).await
+        let mut forgotten = 0;
+        loop {
+            match self.database.write(move |change| outcome::forget_some(change, before)).await? {
+                0 => break,
+                some => forgotten += some,
+            }
+        }
+        if forgotten > 0 {
+            self.database.shrink().await?;
+        }
+        Ok(forgotten)
     }
 
     /// What of a kind is in the file: all that outlives this process.
@@ -242,10 +253,12 @@ impl Journal {
     /// The file cannot be read.
     pub async fn saved(&self, run: &str, kind: Kind) -> Result<Vec<Event>, db::Error> {
         let run = run.to_owned();
-        let query =
-            "SELECT seq, at, kind, data FROM event WHERE run = ?1 AND kind = ?2 ORDER BY seq";
+        let query = format!(
+            "SELECT {} FROM event WHERE run = ?1 AND kind = ?2 ORDER BY seq",
+            outcome::EVENT
+        );
         let read = move |view: &rusqlite::Connection| {
-            view.prepare_cached(query)?.query_map([&*run, kind.as_str()], event::read)?.collect()
+            view.prepare_cached(&query)?.query_map([&*run, kind.as_str()], event::read)?.collect()
         };
         self.database.read(read).await
     }
@@ -314,9 +327,12 @@ impl Reader {
 
     async fn saved(&self) -> Result<Vec<Event>, db::Error> {
         let (run, after) = (self.run.clone(), self.after.cast_signed());
-        let query = "SELECT seq, at, kind, data FROM event WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3";
+        let query = format!(
+            "SELECT {} FROM event WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+            outcome::EVENT
+        );
         let read = move |view: &rusqlite::Connection| {
-            view.prepare_cached(query)?
+            view.prepare_cached(&query)?
                 .query_map(params![run, after, feed::PAGE], event::read)?
                 .collect()
         };

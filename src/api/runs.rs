@@ -9,7 +9,7 @@ use axum::http::header::LOCATION;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
@@ -25,6 +25,16 @@ use crate::supervisor::{self, Refused, Started, Wanted};
 /// One run.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Run {
+    #[serde(flatten)]
+    listed: Listed,
+    /// What came of it, once it is over.
+    #[schema(value_type = Option<Object>)]
+    result: Option<Box<RawValue>>,
+}
+
+/// A run as lists have it: without what came of it, which may be long.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Listed {
     #[schema(example = "run-019a1b2c-3d4e-7f60-8a1b-2c3d4e5f6071")]
     id: String,
     /// Whose it is.
@@ -39,9 +49,6 @@ pub(super) struct Run {
     ended_at: Option<String>,
     /// Why it is not ok; null where it is, or is not over.
     error_code: Option<String>,
-    /// What came of it, once it is over.
-    #[schema(value_type = Option<Object>)]
-    result: Option<Value>,
 }
 
 /// How far a run has come.
@@ -58,7 +65,7 @@ pub(super) enum Progress {
 /// Some runs, newest first.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Runs {
-    runs: Vec<Run>,
+    runs: Vec<Listed>,
     /// The `cursor` for the runs that are older than these; null where there are none.
     next: Option<String>,
 }
@@ -108,7 +115,7 @@ pub(super) async fn create(
     let row = api.supervisor.journal().run(&run).await?.ok_or_else(|| Error::no_such_run(&run))?;
     let path = HeaderValue::from_str(&format!("/api/v1/runs/{run}")).expect("it is a plain name");
     let status = if is_known { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, [(LOCATION, path)], Json(Run::from(row))).into_response())
+    Ok((status, [(LOCATION, path)], Json(Run::of(&api, row).await?)).into_response())
 }
 
 /// Begins a run, if the grant allows it.
@@ -175,14 +182,16 @@ pub(super) async fn cancel(
     caller.may(Access::Runs).or_else(|denied| caller.may(Access::Admin).map_err(|_| denied))?;
     let row = api.run_of(&caller, &id).await?;
     if row.state == journal::State::Ended {
-        return Ok((StatusCode::OK, Json(row.into())));
+        return Ok((StatusCode::OK, Json(Run::of(&api, row).await?)));
     }
     tracing::info!(run = row.id, agent = row.agent, "a run is cancelled by a grant");
     api.supervisor.cancel(&row.id).await?.map_err(|_| Error::no_such_run(&id))?;
-    Ok((StatusCode::ACCEPTED, Json(row.into())))
+    Ok((StatusCode::ACCEPTED, Json(Run::of(&api, row).await?)))
 }
 
 /// List runs, newest first
+///
+/// What came of each is left out; it is told with the run.
 #[utoipa::path(
     get,
     path = "/api/v1/runs",
@@ -211,10 +220,10 @@ pub(super) async fn list(
         limit: limit + 1,
     };
     let mut runs: Vec<_> =
-        api.supervisor.journal().list(filter).await?.into_iter().map(Run::from).collect();
+        api.supervisor.journal().list(filter).await?.into_iter().map(Listed::from).collect();
     let is_all = runs.len() <= limit as usize;
     runs.truncate(limit as usize);
-    let next = runs.last().filter(|_| !is_all).map(|run| run.id.clone());
+    let next = runs.last().filter(|_| !is_all).map(|run: &Listed| run.id.clone());
     Ok(Json(Runs { runs, next }))
 }
 
@@ -235,12 +244,25 @@ pub(super) async fn show(
     At(id): At<String>,
 ) -> Result<Json<Run>, Error> {
     caller.may(Access::Read)?;
-    Ok(Json(api.run_of(&caller, &id).await?.into()))
+    let row = api.run_of(&caller, &id).await?;
+    Ok(Json(Run::of(&api, row).await?))
 }
 
-impl From<Row> for Run {
+impl Run {
+    /// With what came of it, as it was written down.
+    async fn of(api: &Api, row: Row) -> Result<Self, Error> {
+        let result = match row.state {
+            journal::State::Ended => api.supervisor.journal().result(&row.id).await?,
+            _ => None,
+        };
+        let result = result.map(RawValue::from_string).transpose().map_err(Error::internal)?;
+        Ok(Self { listed: row.into(), result })
+    }
+}
+
+impl From<Row> for Listed {
     fn from(row: Row) -> Self {
-        let Row { id, grant, agent, account, model, state, error_code, result, .. } = row;
+        let Row { id, grant, agent, account, model, state, error_code, .. } = row;
         Self {
             id,
             grant,
@@ -252,7 +274,6 @@ impl From<Row> for Run {
             started_at: row.started_ms.map(date),
             ended_at: row.ended_ms.map(date),
             error_code,
-            result,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! **Invariant:** what a call has written is there after a power cut, or the call says that it failed.
 
 mod readers;
+mod room;
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -79,6 +80,7 @@ impl Database {
         for schema in schemas {
             migrate(&mut connection, schema)?;
         }
+        room::make_returnable(&connection);
         let (readers, quick) = (Readers::open(path, READERS)?, Readers::open(path, 1)?);
         let (writer, jobs) = mpsc::channel(QUEUE);
         let thread = thread::Builder::new().name("database".to_owned());
@@ -138,6 +140,18 @@ impl Database {
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
         self.quick.read(work).await
+    }
+}
+
+impl Database {
+    /// Gives room that nothing uses any more back to the disk, a little at a time, so that whoever writes meanwhile
+    /// waits no longer than a moment.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn shrink(&self) -> Result<(), Error> {
+        while self.write(|change| room::give_some_back(change)).await? {}
+        self.read(room::settle).await
     }
 }
 
@@ -214,6 +228,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "journal_size_limit", MAX_WAL)?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", "ON")?;
     connection.pragma_update(None, "trusted_schema", "OFF")?;
@@ -248,6 +263,9 @@ const QUEUE: usize = 1024;
 
 /// For another process to finish its transaction.
 const BUSY: Duration = Duration::from_secs(10);
+
+/// Bytes that are kept of a write-ahead log that was longer.
+const MAX_WAL: u32 = 16 << 20;
 
 /// Long reads at the same time; each has a page cache and a thread while it lasts.
 const READERS: usize = 4;

@@ -41,8 +41,8 @@ pub struct Ended {
     pub words: Vec<(Kind, Value)>,
 }
 
-/// A run, without what it has printed.
-#[derive(Clone, Debug, PartialEq)]
+/// A run, without what was asked and what came of it, which may be long.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     pub id: String,
     pub grant: String,
@@ -51,14 +51,12 @@ pub struct Row {
     pub agent: String,
     pub account: String,
     pub model: String,
-    pub wanted: String,
     pub state: State,
     /// Milliseconds since 1970, as the other times.
     pub created_ms: i64,
     pub started_ms: Option<i64>,
     pub ended_ms: Option<i64>,
     pub error_code: Option<String>,
-    pub result: Option<Value>,
 }
 
 /// How far a run has come.
@@ -114,19 +112,15 @@ impl Filter {
 
 pub(super) fn select(conditions: &str) -> String {
     format!(
-        "SELECT id, grant_id, idempotency_key, digest, agent, account, model, wanted, state, created, started, ended,
-         error_code, result FROM run WHERE {conditions}"
+        "SELECT id, grant_id, idempotency_key, digest, agent, account, model, state, created, started, ended, error_code
+         FROM run WHERE {conditions}"
     )
 }
 
 /// A row of [`select`].
 pub(super) fn read(row: &Columns<'_>) -> rusqlite::Result<Row> {
-    let odd = |at, why: &str| {
-        rusqlite::Error::FromSqlConversionFailure(at, Type::Text, why.to_owned().into())
-    };
-    let state: String = row.get(8)?;
-    let result: Option<String> = row.get(13)?;
-    let result = result.map(|text| serde_json::from_str(&text)).transpose();
+    let state: String = row.get(7)?;
+    let odd = || rusqlite::Error::FromSqlConversionFailure(7, Type::Text, "no state".into());
     Ok(Row {
         id: row.get(0)?,
         grant: row.get(1)?,
@@ -135,17 +129,15 @@ pub(super) fn read(row: &Columns<'_>) -> rusqlite::Result<Row> {
         agent: row.get(4)?,
         account: row.get(5)?,
         model: row.get(6)?,
-        wanted: row.get(7)?,
         state: match &*state {
             "queued" => State::Queued,
             "running" => State::Running,
             "ended" => State::Ended,
-            _ => return Err(odd(8, "no state")),
+            _ => return Err(odd()),
         },
-        created_ms: row.get(9)?,
-        started_ms: row.get(10)?,
-        ended_ms: row.get(11)?,
-        error_code: row.get(12)?,
-        result: result.map_err(|error| odd(13, &error.to_string()))?,
+        created_ms: row.get(8)?,
+        started_ms: row.get(9)?,
+        ended_ms: row.get(10)?,
+        error_code: row.get(11)?,
     })
 }

@@ -5,7 +5,8 @@ use crate::base::db::Schema;
 /// For [`Database::open`](crate::base::db::Database::open).
 pub const SCHEMA: Schema = Schema { room: "journal", steps: STEPS };
 
-const STEPS: &[&str] = &["
+const STEPS: &[&str] = &[
+    "
 CREATE TABLE run (
     id              TEXT NOT NULL PRIMARY KEY,
     grant_id        TEXT NOT NULL,
@@ -36,4 +37,20 @@ CREATE TABLE event (
     data TEXT NOT NULL,
     PRIMARY KEY (run, seq)
 ) STRICT, WITHOUT ROWID;
-"];
+",
+    "
+CREATE TABLE outcome (
+    run    TEXT NOT NULL PRIMARY KEY REFERENCES run (id) ON DELETE CASCADE,
+    answer TEXT,
+    result TEXT,
+    stdout TEXT NOT NULL,
+    stderr TEXT NOT NULL
+) STRICT;
+INSERT INTO outcome (run, result, stdout, stderr)
+    SELECT id, result, coalesce(stdout, ''), coalesce(stderr, '') FROM run WHERE state = 'ended';
+UPDATE run SET result = NULL, stdout = NULL, stderr = NULL WHERE state = 'ended';
+ALTER TABLE run DROP COLUMN result;
+ALTER TABLE run DROP COLUMN stdout;
+ALTER TABLE run DROP COLUMN stderr;
+",
+];

@@ -35,7 +35,8 @@ impl Supervisor {
     /// Returns what has to be delivered before it can end.
     async fn recover_one(&self, row: Row) -> anyhow::Result<Option<Left>> {
         let feed = self.0.journal.resume(&row).await?;
-        let wanted: Wanted = serde_json::from_str(&row.wanted)?;
+        let wanted = self.0.journal.wanted(&row.id).await?;
+        let wanted: Wanted = serde_json::from_str(&wanted)?;
         if row.state == State::Queued {
             // More may have been left than are allowed now: they wait for each other.
             self.conduct(wanted, feed, None);

@@ -1,5 +1,7 @@
 //! A4, A5: what a service remembers of its runs, and what watchers are told.
 
+use std::time::{Duration, SystemTime};
+
 use cogni_gateway::base::db::Database;
 use cogni_gateway::journal::{
     Added, Ended, Event, Feed, Filter, Journal, Kind, New, SCHEMA, State, feed,
@@ -160,7 +162,7 @@ async fn what_is_kept_is_bounded() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
     desk.journal.begin("r1", "{\"messages\":0}".to_owned()).await.unwrap();
-    assert_eq!(desk.journal.run("r1").await.unwrap().unwrap().wanted, "{\"messages\":0}");
+    assert_eq!(desk.journal.wanted("r1").await.unwrap(), "{\"messages\":0}");
     for _ in 0..feed::MAX_EVENTS + 10 {
         feed.tell(Kind::ToolCall, &json!({}));
     }
@@ -213,6 +215,115 @@ async fn lists_are_newest_first_and_paged() {
     assert!(ids(Filter { state, limit: 2, ..Filter::default() }).await.is_empty());
 }
 
-fn feed_pause() -> std::time::Duration {
-    std::time::Duration::from_millis(3)
+/// A long answer stands on standard output, in the result and in the last events; one of them is enough for the disk.
+#[tokio::test]
+async fn an_answer_is_kept_once() {
+    let desk = Desk::new();
+    let feed = desk.add("r1").await;
+    let text = "It's \"forty-two\", says the\nbook. ".repeat(40_000);
+    let ended = ended_with(&text);
+    feed.tell(Kind::TextDelta, &json!({"text": text[..100_000]}));
+    feed.tell(Kind::AssistantFinal, &json!({"text": text, "payloads": [{"text": text}]}));
+    {
+        let mut kept = std::pin::pin!(desk.journal.keep(&feed));
+        let saved = async {
+            while told_in_file(&desk).await < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! { () = &mut kept => (), () = saved => () }
+    }
+    desk.journal.end(&feed, ended.clone()).await.unwrap();
+
+    let kept = kept_bytes(&desk).await;
+    assert!(kept < text.len() * 5 / 4, "{kept} bytes of an answer of {}", text.len());
+    let again = desk.again();
+    assert_eq!(again.result("r1").await.unwrap(), ended.result);
+    assert_eq!(again.output("r1").await.unwrap(), Some((ended.stdout, ended.stderr)));
+    assert_eq!(told(&again, "r1", 0).await, told(&desk.journal, "r1", 0).await);
+    let last = told(&again, "r1", 2).await.remove(0);
+    assert_eq!((last.kind, Some(&*last.data)), (Kind::Final, ended.result.as_deref()));
+}
+
+/// What is forgotten gives its room on the disk back, whatever its file was made by; what is not is as it was.
+#[tokio::test]
+async fn a_file_shrinks_when_runs_are_forgotten() {
+    for made_before in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.db");
+        if made_before {
+            let old = rusqlite::Connection::open(&path).unwrap();
+            old.execute_batch(
+                "PRAGMA journal_mode = WAL; CREATE TABLE other (x); DROP TABLE other",
+            )
+            .unwrap();
+        }
+        let desk = Desk { journal: open(&directory), directory };
+        let size = || path.metadata().unwrap().len();
+        let answer = |number: usize| format!("{number} ").repeat(100_000);
+        for number in 0..60 {
+            let feed = desk.add(&format!("r{number}")).await;
+            (0..100).for_each(|detail| feed.tell(Kind::TextDelta, &json!({"text": detail})));
+            desk.journal.end(&feed, ended_with(&answer(number))).await.unwrap();
+        }
+        let (large, mark) = (size(), SystemTime::now() + Duration::from_secs(1));
+        assert!(large > 12 << 20, "{large} bytes");
+        let open = desk.add("open").await;
+        assert_eq!(desk.journal.forget(mark).await.unwrap(), 60);
+        assert!(size() < 6 << 20, "{} bytes of {large}", size());
+        let rows = desk.journal.list(Filter { limit: 10, ..Filter::default() }).await.unwrap();
+        assert_eq!(rows.iter().map(|row| &*row.id).collect::<Vec<_>>(), ["open"]);
+        assert_eq!(told(&desk.journal, "r7", 0).await, []);
+        desk.journal.end(&open, ended_with(&answer(7))).await.unwrap();
+        assert_eq!(desk.again().result("open").await.unwrap(), ended_with(&answer(7)).result);
+    }
+}
+
+/// Also what only looks like the mark of something that was left out.
+#[tokio::test]
+async fn what_is_printed_is_kept_to_the_byte() {
+    let desk = Desk::new();
+    let long = "x".repeat(2000);
+    let printed = [
+        String::new(),
+        "\u{1}".to_owned(),
+        format!("{long}\u{1}{long}"),
+        format!("\0{long}\0\u{1f600}{long}"),
+        format!("{{\"text\":\"{long}\"}}\n"),
+    ];
+    for (number, stdout) in printed.into_iter().enumerate() {
+        let run = format!("r{number}");
+        let feed = desk.add(&run).await;
+        let stderr = format!("{stdout}\u{1}{stdout}");
+        let ended = Ended { stdout: stdout.clone(), stderr: stderr.clone(), ..ended_with(&long) };
+        desk.journal.end(&feed, ended.clone()).await.unwrap();
+        assert_eq!(desk.journal.output(&run).await.unwrap(), Some((stdout, stderr)));
+        assert_eq!(desk.journal.result(&run).await.unwrap(), ended.result);
+    }
+}
+
+/// An end as the supervisor writes it down.
+fn ended_with(answer: &str) -> Ended {
+    let envelope = json!({"payloads": [{"text": answer}], "meta": {}});
+    let result = json!({"ok": true, "agent": envelope});
+    Ended {
+        result: Some(result.to_string()),
+        stdout: format!("{envelope}\n"),
+        words: vec![(Kind::Final, result)],
+        ..Ended::default()
+    }
+}
+
+/// Of all runs, without what the tables take beside it.
+async fn kept_bytes(desk: &Desk) -> usize {
+    let path = desk.directory.path().join("state.db");
+    let sum = "SELECT (SELECT sum(octet_length(data)) FROM event)
+        + (SELECT sum(octet_length(concat(answer, result, stdout, stderr))) FROM outcome)";
+    let database = Database::open(&path, &[SCHEMA]).unwrap();
+    let sum = database.read(move |view| view.query_row(sum, [], |row| row.get::<_, i64>(0)));
+    usize::try_from(sum.await.unwrap()).unwrap()
+}
+
+fn feed_pause() -> Duration {
+    Duration::from_millis(3)
 }

@@ -1,0 +1,179 @@
+//! What came of a run, with the agent's answer in it once.
+//!
+//! An agent's answer is on its standard output, in the result, and in the last events. It may be long, so it is written
+//! down by itself, and wherever else it stands there is a [`MARK`] in its place:
+//!
+//! ```text
+//! answer  forty-two, because …
+//! result  {"agent":{"payloads":[{"text":"␁"}]},"ok":true}
+//! stdout  {"payloads":[{"text":"␁"}]}
+//! ```
+//!
+//! **Invariant:** what is read is what was written, to the byte.
+
+use std::borrow::Cow;
+
+use rusqlite::{OptionalExtension, Transaction, named_params, params};
+
+use super::Event;
+use super::row::Ended;
+
+/// A long text that stands in more than one place, as JSON has it between its quotes.
+struct Answer<'a>(Option<&'a str>);
+
+/// Writes an end down, with the events that come with it. Returns whether the run had not ended before.
+pub(super) fn write(
+    change: &Transaction<'_>,
+    (run, now): (&str, i64),
+    ended: &Ended,
+    events: &[Event],
+) -> rusqlite::Result<bool> {
+    let moved = "UPDATE run SET state = 'ended', ended = ?2, error_code = ?3 WHERE id = ?1 AND state <> 'ended'";
+    if change.execute(moved, params![run, now, ended.error_code])? == 0 {
+        return Ok(false);
+    }
+    let answer = Answer::of(ended);
+    change.execute(
+        "INSERT INTO outcome (run, answer, result, stdout, stderr) VALUES (:run, :answer, :result, :stdout, :stderr)",
+        named_params! {
+            ":run": run,
+            ":answer": answer.0,
+            ":result": ended.result.as_deref().map(|result| answer.cut(result)),
+            ":stdout": answer.cut(&ended.stdout),
+            ":stderr": ended.stderr,
+        },
+    )?;
+    answer.cut_out_of_told(change, run)?;
+    let cut = |event: &Event| match answer.cut(&event.data) {
+        Cow::Owned(data) => Event { data: data.into(), ..event.clone() },
+        Cow::Borrowed(_) => event.clone(),
+    };
+    super::save(change, run, &events.iter().map(cut).collect::<Vec<_>>())?;
+    Ok(true)
+}
+
+/// A run's result; none where it has not ended.
+pub(super) fn result(view: &rusqlite::Connection, run: &str) -> rusqlite::Result<Option<String>> {
+    let query =
+        "SELECT coalesce(replace(result, char(1), answer), result) FROM outcome WHERE run = ?1";
+    let found = view.prepare_cached(query)?.query_row([run], |row| row.get(0)).optional()?;
+    Ok(found.flatten())
+}
+
+/// What a run has printed; none where it has not ended.
+pub(super) fn output(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Option<(String, String)>> {
+    let query = "SELECT coalesce(replace(stdout, char(1), answer), stdout), stderr FROM outcome WHERE run = ?1";
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    view.prepare_cached(query)?.query_row([run], read).optional()
+}
+
+/// Deletes what there is of the oldest runs that ended before, up to some number of rows; returns how many runs.
+pub(super) fn forget_some(change: &Transaction<'_>, before: i64) -> rusqlite::Result<usize> {
+    let old = "SELECT id FROM run WHERE state = 'ended' AND ended < ?1 ORDER BY ended LIMIT ?2";
+    let mut old = change.prepare_cached(old)?;
+    let old = old.query_map([before, AT_ONCE], |row| row.get::<_, String>(0))?;
+    let (mut runs, mut rows) = (0, 0);
+    for run in old.collect::<Result<Vec<_>, _>>()? {
+        rows += change.prepare_cached("DELETE FROM event WHERE run = ?1")?.execute([&run])?;
+        change.prepare_cached("DELETE FROM run WHERE id = ?1")?.execute([&run])?;
+        runs += 1;
+        if rows >= MANY {
+            break;
+        }
+    }
+    Ok(runs)
+}
+
+/// An event's columns, of the run that is the statement's first parameter.
+pub(super) const EVENT: &str = "seq, at, kind, coalesce(
+    replace(data, char(1), (SELECT answer FROM outcome WHERE run = ?1)), data)";
+
+impl<'a> Answer<'a> {
+    /// The longest text of a result, where it is worth it. Nothing is cut where the mark could be the program's own.
+    fn of(ended: &'a Ended) -> Self {
+        let text = ended.result.as_deref().map(longest_text).unwrap_or_default();
+        let is_cut = text.len() >= LONG && !ended.stdout.contains(MARK);
+        Self(is_cut.then_some(text))
+    }
+
+    fn cut<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        match self.0 {
+            Some(answer) if text.contains(answer) => text.replace(answer, MARK).into(),
+            _ => text.into(),
+        }
+    }
+
+    /// Some events were written before the end.
+    fn cut_out_of_told(&self, change: &Transaction<'_>, run: &str) -> rusqlite::Result<()> {
+        let Some(answer) = self.0 else { return Ok(()) };
+        let cut = "UPDATE event SET data = replace(data, ?2, char(1)) WHERE run = ?1 AND octet_length(data) >= ?3";
+        change.execute(cut, params![run, answer, answer.len().cast_signed()])?;
+        Ok(())
+    }
+}
+
+/// The longest text in a JSON document, as it stands there.
+fn longest_text(json: &str) -> &str {
+    let (mut longest, mut at) = ("", 0);
+    while let Some(quote) = find(json, at, |byte| byte == b'"') {
+        let begin = quote + 1;
+        let mut end = begin;
+        while let Some(escape) = find(json, end, |byte| byte == b'"' || byte == b'\\')
+            && json.as_bytes()[escape] == b'\\'
+        {
+            end = escape + 2;
+        }
+        let Some(close) = find(json, end, |byte| byte == b'"') else { break };
+        if close - begin > longest.len() {
+            longest = &json[begin..close];
+        }
+        at = close + 1;
+    }
+    longest
+}
+
+fn find(text: &str, from: usize, is_it: impl Fn(u8) -> bool) -> Option<usize> {
+    Some(from + text.as_bytes().get(from..)?.iter().position(|byte| is_it(*byte))?)
+}
+
+/// No JSON document has it: a control character is escaped there.
+const MARK: &str = "\u{1}";
+
+/// Runs that are forgotten in one transaction.
+const AT_ONCE: i64 = 64;
+
+/// Events after which the next run is left to the next transaction.
+const MANY: usize = 2000;
+
+/// Bytes from which on a text is worth it.
+const LONG: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_longest_text_is_found_whatever_is_in_it(texts in prop::collection::vec(".{0,40}", 1..6)) {
+            let document = json!({"k": texts, "n": 1}).to_string();
+            let longest = longest_text(&document);
+            let read: Value = serde_json::from_str(&format!("\"{longest}\"")).unwrap();
+            prop_assert!(texts.iter().any(|text| read == **text));
+            let escaped = texts.iter().map(|text| json!(text).to_string().len() - 2);
+            prop_assert_eq!(Some(longest.len()), escaped.max());
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_has_some_text_or_none() {
+        for text in ["", "\"", "\"\\", "\"\\\"", "{\"a\":\"b", "\\\"\""] {
+            assert!(longest_text(text).len() <= 1, "{text}");
+        }
+    }
+}
