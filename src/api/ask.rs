@@ -167,9 +167,11 @@ impl NewRun {
         let has_key = self.branch_key.is_some() || self.work_item.is_some();
         let asked = [("pull_request", self.pull_request), ("base", self.base.is_some())];
         match asked.into_iter().find(|(_, is_asked)| *is_asked) {
-            Some((what, _)) if self.repo.is_none() || !has_key => Err(Error::invalid(format_args!(
-                "`{what}` is for work that goes to a branch; name its repository, and its key"
-            ))),
+            Some((what, _)) if self.repo.is_none() || !has_key => {
+                Err(Error::invalid(format_args!(
+                    "`{what}` is for work that goes to a branch; name its repository, and its key"
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use rusqlite::{Connection, params};
 
-use self::row::{Row as _, from_millis, millis};
+use self::row::{Row as _, millis};
 use super::ingest::{self, Ingested, Malformed};
 use super::{Error, Fact, Flag, Notice, Receipt, RunBill, State};
 use crate::base::db::{Database, Schema};
@@ -57,6 +57,14 @@ pub struct Totals {
     pub conflicting_calls: u64,
     /// Notices of calls that are not in the books.
     pub waiting_notices: u64,
+}
+
+/// A call that used something, and has no receipt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    pub call_id: String,
+    pub started: SystemTime,
+    pub settled: SystemTime,
 }
 
 /// Which facts are asked for.
@@ -241,15 +249,39 @@ impl Books {
         Ok(flagged)
     }
 
-    /// When the oldest of the billable calls without a receipt began.
+    /// Billable calls without a receipt whose turn it is to be asked for, of those that ended from `since` on: the oldest
+    /// of them, in order.
     ///
     /// # Errors
     /// As every call.
-    pub async fn oldest_unreceipted(&self) -> Result<Option<SystemTime>, Error> {
-        let find = "SELECT min(started) FROM billing_fact WHERE is_billable AND NOT has_receipt";
-        let read = |view: &Connection| view.query_row(find, [], |row| row.get(0));
-        let oldest: Option<i64> = self.database.read(read).await?;
-        Ok(oldest.map(from_millis))
+    pub async fn unreceipted(
+        &self,
+        since: SystemTime,
+        now: SystemTime,
+    ) -> Result<Vec<Open>, Error> {
+        let find = "SELECT call_id, started, settled FROM billing_fact
+                    WHERE is_billable AND NOT has_receipt AND settled >= ?1 AND ask_after <= ?2
+                    ORDER BY settled, call_id LIMIT ?3";
+        let read = move |view: &Connection| {
+            Open::all(view, find, params![millis(since), millis(now), MOST_ASKED])
+        };
+        Ok(self.database.read(read).await?)
+    }
+
+    /// These were asked for. Those that LiteLLM does not know are asked for again when they are twice as old.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn asked(&self, calls: &[Open], now: SystemTime) -> Result<(), Error> {
+        let calls: Vec<String> = calls.iter().map(|call| call.call_id.clone()).collect();
+        let now = millis(now);
+        let work = move |change: &rusqlite::Transaction<'_>| {
+            let mut later = change.prepare_cached(
+                "UPDATE billing_fact SET ask_after = ?1 + max(?1 - settled, 0) WHERE call_id = ?2 AND NOT has_receipt",
+            )?;
+            calls.iter().try_for_each(|call| later.execute(params![now, call]).map(drop))
+        };
+        Ok(self.database.write(work).await?)
     }
 
     /// The sums over all runs.
@@ -348,7 +380,7 @@ SELECT (SELECT count(*) FROM billing_fact) AS calls,
        (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices";
 
 /// The tables. Times are milliseconds since 1970, money is billionths of a dollar.
-pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST] };
+pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST, SECOND] };
 
 const FIRST: &str = "
 CREATE TABLE billing_fact (
@@ -421,6 +453,12 @@ CREATE TABLE billing_conflict (
     PRIMARY KEY (call_id, source, amount)
 ) STRICT;
 CREATE INDEX billing_conflict_run ON billing_conflict (run)";
+
+/// Before then, LiteLLM is not asked again for what it did not know.
+const SECOND: &str = "ALTER TABLE billing_fact ADD COLUMN ask_after INTEGER NOT NULL DEFAULT 0";
+
+/// Calls that are asked for at one look; the others are at the next.
+const MOST_ASKED: u32 = 10_000;
 
 /// LiteLLM calls back within seconds and writes its rows within a minute; its batches are tried again for a while.
 pub(super) const BOUND: Duration = Duration::from_mins(15);

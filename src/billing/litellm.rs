@@ -1,7 +1,8 @@
 //! LiteLLM's spend logs, read over its HTTP API.
 //!
 //! `/spend/logs/v2` comes in pages and filters by end user. Before it there was `/spend/logs`, which takes whole days, gives the
-//! latest 10,000 rows and no more, and ignores a filter by end user: there we look for ourselves.
+//! latest 10,000 rows and no more, and ignores a filter by end user: there we look for ourselves. Pages filter by one call's
+//! id, too, since LiteLLM keeps the ids that it is given by its caller (1.106.2, seen).
 
 use std::fmt::Write;
 use std::io;
@@ -135,6 +136,29 @@ impl Client {
             }
         }
         Err(Error::TooMany)
+    }
+
+    /// The rows of one call, of which a call that was tried again may have more than one; `None` from a LiteLLM that has
+    /// no pages and so cannot be asked for one call.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn call(&self, id: &str, began: SystemTime) -> Result<Option<Vec<Notice>>, Error> {
+        // It wants a time beside the id, and its clock may be another.
+        let (since, until) = (began.checked_sub(DAY).unwrap_or(began), began + DAY);
+        let window = Window { since, until, account: None };
+        let mut path = window.page(1);
+        path.push_str("&request_id=");
+        escape(id, &mut path);
+        let answer = match self.get(&path).await {
+            Err(Error::Refused { status, .. }) if is_missing(status) => return Ok(None),
+            answer => answer?,
+        };
+        let Page { data } = serde_json::from_slice(&answer)?;
+        let mut rows = Rows::default();
+        rows.extend(data, &window);
+        rows.notices.retain(|row| row.call_id == id);
+        Ok(Some(rows.notices))
     }
 
     async fn days(&self, window: &Window) -> Result<Rows, Error> {

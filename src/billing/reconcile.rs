@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use super::books::Filter;
+use super::books::{Filter, Open};
 use super::facts::rfc3339;
 use super::litellm::{self, Client, Rows, Way, Window};
 use super::{Books, Fact, Notice};
@@ -123,6 +123,25 @@ impl Books {
         let known = self.known(ids).await?;
         let fates = self.take_known(&rows, &known).await?;
         Ok(compare(filter, &facts, rows, &fates, &Beside { known, now, bound: self.bound() }))
+    }
+
+    /// Asks LiteLLM for single calls, by their ids; returns those that it does not know, or `None` where it cannot be asked
+    /// so.
+    ///
+    /// # Errors
+    /// As of [`reconcile`](Self::reconcile).
+    pub async fn ask(&self, client: &Client, calls: &[Open]) -> Result<Option<Vec<Open>>, Error> {
+        let mut strange = vec![];
+        for call in calls {
+            let Some(rows) = client.call(&call.call_id, call.started).await? else {
+                return Ok(None);
+            };
+            if rows.is_empty() {
+                strange.push(call.clone());
+            }
+            self.take(rows).await?;
+        }
+        Ok(Some(strange))
     }
 
     /// What becomes of the rows whose calls are in the books, by call id. Those of others are not kept: they would wait

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio_util::sync::CancellationToken;
 
 use super::Books;
-use super::books::{Filter, Totals};
+use super::books::{Filter, Open, Totals};
 use super::litellm::Client;
 use super::reconcile::{Error, Report};
 use crate::observe::metrics::{Billed, Metrics};
@@ -34,33 +34,72 @@ impl Watch {
 
     /// Looks once.
     pub async fn look(&self) {
-        match self.reconcile(SystemTime::now()).await {
-            Ok(report) => {
-                self.metrics.reconciled(true);
-                if let Some(report) = report {
-                    tell(&report);
-                }
-            }
+        self.look_at(SystemTime::now()).await;
+    }
+
+    /// Looks at what is open at a given time.
+    pub async fn look_at(&self, now: SystemTime) {
+        match self.reconcile(now).await {
+            Ok(()) => self.metrics.reconciled(true),
             Err(error) => {
                 self.metrics.reconciled(false);
                 tracing::warn!(error = %chain(&error), "the books could not be compared with LiteLLM's");
             }
         }
-        match self.books.totals(SystemTime::now()).await {
+        match self.books.totals(now).await {
             Ok(totals) => self.metrics.billed(&billed(&totals)),
             Err(error) => tracing::error!(%error, "the books cannot be read"),
         }
     }
 
-    /// From the oldest call without a receipt on; where there is none, there is nothing to ask.
-    async fn reconcile(&self, now: SystemTime) -> Result<Option<Report>, Error> {
-        let Some(client) = &self.litellm else { return Ok(None) };
-        let Some(oldest) = self.books.oldest_unreceipted().await? else { return Ok(None) };
+    /// Asks for what has no receipt, each call at its turn: the oldest by their ids, so that one that stays without costs no
+    /// more than itself, and the rest by the time in which they began.
+    async fn reconcile(&self, now: SystemTime) -> Result<(), Error> {
+        let Some(client) = &self.litellm else { return Ok(()) };
         // What LiteLLM has not written down after so long it will not.
-        let since = oldest.max(now.checked_sub(LONGEST).unwrap_or(oldest));
-        let filter = Filter { since, until: now, account: None, run: None };
-        self.books.reconcile(client, &filter, now).await.map(Some)
+        let since = now.checked_sub(LONGEST).unwrap_or(SystemTime::UNIX_EPOCH);
+        let open = self.books.unreceipted(since, now).await?;
+        let (few, many) = open.split_at(open.len().min(FEW));
+        let left = if let Some(strange) = self.books.ask(client, few).await? {
+            self.tell_of(few, &strange, now);
+            many
+        } else {
+            &open
+        };
+        if let Some(filter) = around(left) {
+            tell(&self.books.reconcile(client, &filter, now).await?);
+        }
+        if !open.is_empty() {
+            self.books.asked(&open, now).await?;
+        }
+        Ok(())
     }
+
+    /// What came of asking for single calls.
+    fn tell_of(&self, asked: &[Open], strange: &[Open], now: SystemTime) {
+        let is_overdue = |call: &&Open| call.settled + self.books.bound() < now;
+        let (asked, missing) = (asked.len(), strange.iter().filter(is_overdue).count());
+        if missing > 0 {
+            tracing::warn!(
+                asked,
+                missing,
+                "LiteLLM does not know calls that it should have charged by now"
+            );
+        } else if asked > 0 {
+            tracing::debug!(
+                asked,
+                pending = strange.len(),
+                "asked LiteLLM for calls without a receipt"
+            );
+        }
+    }
+}
+
+/// The time in which calls began.
+fn around(calls: &[Open]) -> Option<Filter> {
+    let since = calls.iter().map(|call| call.started).min()?;
+    let last = calls.iter().map(|call| call.started).max()?;
+    Some(Filter { since, until: last + Duration::from_millis(1), account: None, run: None })
 }
 
 fn billed(totals: &Totals) -> Billed {
@@ -102,5 +141,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// How far back is asked for, however old the oldest call is.
+/// Of one look: calls that are asked for one by one.
+const FEW: usize = 20;
+
+/// A call that ended longer ago is not asked for.
 const LONGEST: Duration = Duration::from_hours(48);

@@ -59,7 +59,9 @@ pub enum Relayed {
         why: String,
     },
     /// Nothing was to be delivered, by a word for why.
-    Skipped { skipped: &'static str },
+    Skipped {
+        skipped: &'static str,
+    },
 }
 
 impl Target {

@@ -4,7 +4,9 @@ mod books;
 mod command;
 mod facts;
 mod ingest;
+mod litellm;
 mod reconcile;
+mod watch;
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};

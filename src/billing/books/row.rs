@@ -7,6 +7,7 @@ use rusqlite::{Connection, Params};
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error, StrDeserializer};
 
+use crate::billing::books::Open;
 use crate::billing::notice::{MAX_AMOUNT, MAX_TOKENS};
 use crate::billing::{Fact, Receipt};
 use crate::budget::{Nanodollars, Tokens, Usage};
@@ -67,6 +68,16 @@ impl Row for Receipt {
             output: count(row, "output")?,
             ended: from_millis(row.get("ended")?),
             received: from_millis(row.get("received")?),
+        })
+    }
+}
+
+impl Row for Open {
+    fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            call_id: row.get("call_id")?,
+            started: from_millis(row.get("started")?),
+            settled: from_millis(row.get("settled")?),
         })
     }
 }

@@ -226,7 +226,7 @@ fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Noti
     change
         .prepare_cached(find)?
         .query_row([call_id], |row| {
-            let ended = super::from_millis(row.get("ended")?);
+            let ended = super::row::from_millis(row.get("ended")?);
             Ok(Notice {
                 call_id: row.get("call_id")?,
                 source: word(row, "source")?,

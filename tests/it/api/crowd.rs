@@ -4,6 +4,7 @@ use http::Method;
 use serde_json::json;
 
 use super::{asked, chat, until};
+use crate::support::client::request;
 use crate::support::service::Place;
 
 /// Where all connections are taken, whoever asks how the service is or reports costs is answered, and others are told.
@@ -50,7 +51,7 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let run = grant.run(&asked("fake/gate=1")).await;
     let path = format!("/api/v1/runs/{run}/events");
-    let watching = grant.open(Method::GET, &path, "", &[]).await;
+    let watching = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
     assert_eq!(watching.status, 200);
     let refused = grant.get(&path).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
@@ -60,7 +61,7 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
     assert_eq!(listed["runs"].as_array().unwrap().len(), 1, "nothing has begun: {listed}");
     assert_eq!(other.post("/api/v1/ai/chat", &chat("fake")).await.status, 200);
     drop(watching);
-    grant.send(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
+    grant.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
     until(async || grant.get(&path).await.status == 200).await;
     place.stop(service);
 }

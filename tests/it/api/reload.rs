@@ -20,7 +20,10 @@ async fn what_needs_a_restart_is_said() {
     for (more, what) in [
         ("max_runs = 7", "`[serve]` cannot change"),
         ("[metrics]\naddress = \"127.0.0.1:0\"", "`[metrics]` cannot change"),
-        ("[upstream]\nurl = \"elsewhere:4000\"\nfirst_byte_timeout = \"1s\"", "`[upstream]` but for its key cannot change"),
+        (
+            "[upstream]\nurl = \"elsewhere:4000\"\nfirst_byte_timeout = \"1s\"",
+            "`[upstream]` but for its key cannot change",
+        ),
         ("[telemetry]\nservice_name = \"other\"", "`[telemetry]` cannot change"),
         ("[server]\nmax_headers = 50", "`[server]` cannot change"),
         ("[budget]\nmax_turns = -1", "is not a valid configuration"),
@@ -54,7 +57,9 @@ async fn an_upstreams_key_is_rotated() {
     for (written, sent) in [("sk-old", "Bearer sk-old"), ("sk-new", "Bearer sk-new")] {
         fs::write(&key, written).unwrap();
         process.signal("HUP");
-        let again = |said: &str| said.matches("are read again").count() == if written == "sk-old" { 1 } else { 2 };
+        let again = |said: &str| {
+            said.matches("are read again").count() == if written == "sk-old" { 1 } else { 2 }
+        };
         tokio::task::block_in_place(|| process.until(again));
         let run = place.owner.run(&asked("fake")).await;
         assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);

@@ -247,10 +247,11 @@ async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     assert_eq!(state(end + 15 * MINUTE).await, (State::Pending, 0, 0));
     assert_eq!(state(end + 15 * MINUTE + Duration::from_secs(1)).await, (State::Overdue, 1, 1));
     assert_eq!(state(end + 17 * MINUTE).await, (State::Overdue, 2, 1));
-    assert_eq!(books.oldest_unreceipted().await.unwrap(), Some(end - Duration::from_secs(1)));
+    let open = books.unreceipted(end, end).await.unwrap();
+    assert_eq!(open.iter().map(|call| call.settled).collect::<Vec<_>>(), [end, end + MINUTE]);
     books.take(vec![notice("call-1", 25_000), notice("call-2", 25_000)]).await.unwrap();
     assert_eq!(state(end + 17 * MINUTE).await, (State::Complete, 0, 0));
-    assert_eq!(books.oldest_unreceipted().await.unwrap(), None);
+    assert_eq!(books.unreceipted(end, end).await.unwrap(), []);
 }
 
 /// The service is restarted; what it was told is still there.

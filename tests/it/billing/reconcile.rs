@@ -1,25 +1,17 @@
 //! B3: our books beside LiteLLM's, against a stand-in that answers as a real one did, with its pages and without.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
-use cogni_gateway::base::secret::Secret;
 use cogni_gateway::billing::books::Filter;
-use cogni_gateway::billing::litellm::{Client, Settings};
 use cogni_gateway::billing::reconcile::{Error, Report};
-use cogni_gateway::billing::watch::Watch;
 use cogni_gateway::billing::{Books, Fact, Notice, Source};
 use cogni_gateway::budget::{self, Nanodollars, Tokens, Usage};
 use cogni_gateway::cli::billing::Shown;
-use cogni_gateway::observe::metrics::Metrics;
 use insta::assert_snapshot;
-use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use super::{at, books, fact, notice, recorded};
+use super::litellm::{Kind, Litellm, client, row};
+use super::{at, books, fact, notice};
 use crate::support::process::NOBODY;
 
 const UNARY: &str = "01a20298-15f8-7428-a20a-7213618e37a2";
@@ -189,43 +181,6 @@ async fn a_litellm_that_does_not_answer_is_told_apart() {
     assert!(matches!(error, Error::Litellm(_)), "{error}");
 }
 
-/// B3, B4: the service looks by itself, from the oldest call without a receipt on, and tells the metrics.
-#[tokio::test]
-async fn the_bookkeeper_fetches_what_is_missing_and_counts_what_is_not_there() {
-    let now = std::time::SystemTime::now();
-    let rows = vec![
-        row_at("call-1", now - Duration::from_mins(1)),
-        row_at("call-2", now - Duration::from_mins(1)),
-    ];
-    let litellm = Litellm::start(Kind::Rows(rows));
-    let place = tempdir().unwrap();
-    let books = books(place.path());
-    let call = |id: &str, ago| Fact {
-        run: "run-7".to_owned(),
-        ..fact(id, now - Duration::from_secs(ago))
-    };
-    books.record(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
-    let metrics = Arc::new(Metrics::new("litellm").unwrap());
-    let watch = Watch {
-        books: books.clone(),
-        litellm: Some(client(litellm.address)),
-        metrics: Arc::clone(&metrics),
-        every: Duration::from_secs(1),
-    };
-    watch.look().await;
-    assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
-    let text = String::from_utf8(metrics.render()).unwrap();
-    let samples: Vec<_> = text.lines().filter(|line| line.starts_with("billing_")).collect();
-    assert_snapshot!(samples.join("\n"), @r#"
-    billing_calls{state="conflicting"} 0
-    billing_calls{state="pending"} 0
-    billing_calls{state="unpriced"} 0
-    billing_reconcile_failed 0
-    billing_unreceipted_calls 1
-    billing_unreceipted_runs 1
-    "#);
-}
-
 async fn with_calls(place: &std::path::Path, ids: &[&str]) -> Books {
     let books = books(place);
     let facts: Vec<_> = ids.iter().map(|id| ours(id)).collect();
@@ -257,112 +212,8 @@ async fn reconcile(books: &Books, litellm: &Litellm, filter: &Filter) -> Result<
     books.reconcile(&client(litellm.address), filter, at("10:00:00")).await
 }
 
-fn client(address: SocketAddr) -> Client {
-    let url = address.to_string().parse().unwrap();
-    Client::new(Settings { url, key: Secret::new("sk-admin"), ca_file: None }).unwrap()
-}
-
 fn shown(report: &Report) -> String {
     let mut text = vec![];
     Shown { json: false }.report(report, Duration::from_mins(15), &mut text).unwrap();
     String::from_utf8(text).unwrap()
-}
-
-fn row(id: &str, run: &str) -> Value {
-    let metadata = if run.is_empty() {
-        json!({})
-    } else {
-        json!({ "spend_logs_metadata": { "run_id": run } })
-    };
-    let mut row = row_at(id, at("09:30:53"));
-    row["metadata"] = metadata;
-    row
-}
-
-fn row_at(id: &str, time: std::time::SystemTime) -> Value {
-    let time = humantime::format_rfc3339_millis(time).to_string();
-    json!({
-        "request_id": format!("chatcmpl-{id}"), "litellm_call_id": id, "status": "success", "spend": 2.5e-5,
-        "prompt_tokens": 11, "completion_tokens": 7, "startTime": time, "endTime": time, "end_user": "acct-42",
-        "model_group": "gpt", "metadata": { "spend_logs_metadata": { "run_id": "run-7" } },
-    })
-}
-
-/// Answers as LiteLLM does, on a port of its own, for as long as the test runs.
-struct Litellm {
-    address: SocketAddr,
-    asked: Arc<Mutex<Vec<String>>>,
-}
-
-#[derive(Clone)]
-enum Kind {
-    /// What one with pages has answered.
-    Pages,
-    /// What one without has.
-    Days,
-    Rows(Vec<Value>),
-    Says(u16, &'static str),
-}
-
-impl Litellm {
-    fn start(kind: Kind) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
-        let seen = Arc::clone(&asked);
-        thread::spawn(move || {
-            for connection in listener.incoming() {
-                answer(connection.unwrap(), &kind, &seen);
-            }
-        });
-        Self { address, asked }
-    }
-
-    /// The paths that were asked for.
-    fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
-    }
-}
-
-fn answer(mut connection: TcpStream, kind: &Kind, seen: &Mutex<Vec<String>>) {
-    let mut head = vec![];
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") && connection.read(&mut byte).is_ok_and(|length| length == 1)
-    {
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8(head).unwrap();
-    let Some(path) = head.split(' ').nth(1) else { return };
-    assert!(head.contains("authorization: Bearer sk-admin"), "{head}");
-    seen.lock().unwrap().push(path.to_owned());
-    let (status, body) = match kind {
-        Kind::Says(status, body) => (*status, body.as_bytes().to_vec()),
-        Kind::Pages => (200, recorded("spend_logs_v2.json")),
-        Kind::Days if path.starts_with("/spend/logs/v2") => {
-            (404, b"{\"detail\":\"Not Found\"}".to_vec())
-        }
-        Kind::Days => (200, recorded("spend_logs.json")),
-        Kind::Rows(rows) => (200, page(rows, path)),
-    };
-    let length = body.len();
-    let head =
-        format!("HTTP/1.1 {status} -\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
-    let _left = connection.write_all(&[head.into_bytes(), body].concat());
-}
-
-fn page(rows: &[Value], path: &str) -> Vec<u8> {
-    let of = |name: &str| {
-        let start = path.find(name)? + name.len();
-        path[start..].split('&').next()?.parse::<usize>().ok()
-    };
-    let (page, size) = (of("&page=").unwrap(), of("&page_size=").unwrap());
-    let wanted: Vec<_> = rows
-        .iter()
-        .filter(|_| !path.contains("end_user="))
-        .skip((page - 1) * size)
-        .take(size)
-        .collect();
-    json!({ "data": wanted, "total": rows.len(), "page": page, "page_size": size })
-        .to_string()
-        .into_bytes()
 }

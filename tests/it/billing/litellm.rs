@@ -1,0 +1,122 @@
+//! A stand-in for LiteLLM's spend logs, which answers as a real one did.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::billing::litellm::{Client, Settings};
+use serde_json::{Value, json};
+
+use super::{at, recorded};
+
+/// Answers as LiteLLM does, on a port of its own, for as long as the test runs.
+pub(super) struct Litellm {
+    pub(super) address: SocketAddr,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+#[derive(Clone)]
+pub(super) enum Kind {
+    /// What one with pages has answered.
+    Pages,
+    /// What one without has.
+    Days,
+    Rows(Vec<Value>),
+    /// The same from one without pages.
+    DaysOf(Vec<Value>),
+    Says(u16, &'static str),
+}
+
+impl Litellm {
+    pub(super) fn start(kind: Kind) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = Arc::clone(&asked);
+        thread::spawn(move || {
+            for connection in listener.incoming() {
+                answer(connection.unwrap(), &kind, &seen);
+            }
+        });
+        Self { address, asked }
+    }
+
+    /// The paths that were asked for.
+    pub(super) fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+fn answer(mut connection: TcpStream, kind: &Kind, seen: &Mutex<Vec<String>>) {
+    let mut head = vec![];
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && connection.read(&mut byte).is_ok_and(|length| length == 1)
+    {
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let Some(path) = head.split(' ').nth(1) else { return };
+    assert!(head.contains("authorization: Bearer sk-admin"), "{head}");
+    seen.lock().unwrap().push(path.to_owned());
+    let (status, body) = match kind {
+        Kind::Says(status, body) => (*status, body.as_bytes().to_vec()),
+        Kind::Pages => (200, recorded("spend_logs_v2.json")),
+        Kind::Days | Kind::DaysOf(_) if path.starts_with("/spend/logs/v2") => {
+            (404, b"{\"detail\":\"Not Found\"}".to_vec())
+        }
+        Kind::Days => (200, recorded("spend_logs.json")),
+        Kind::Rows(rows) => (200, page(rows, path)),
+        Kind::DaysOf(rows) => (200, json!(rows).to_string().into_bytes()),
+    };
+    let length = body.len();
+    let head =
+        format!("HTTP/1.1 {status} -\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+    let _left = connection.write_all(&[head.into_bytes(), body].concat());
+}
+
+fn page(rows: &[Value], path: &str) -> Vec<u8> {
+    let of = |name: &str| {
+        let start = path.find(name)? + name.len();
+        path[start..].split('&').next()
+    };
+    let number = |name: &str| of(name).unwrap().parse::<usize>().unwrap();
+    let (page, size) = (number("&page="), number("&page_size="));
+    let is_of = |row: &Value, id: &str| row["request_id"] == id || row["litellm_call_id"] == id;
+    let wanted: Vec<_> = rows
+        .iter()
+        .filter(|_| !path.contains("end_user="))
+        .filter(|row| of("&request_id=").is_none_or(|id| is_of(row, id)))
+        .skip((page - 1) * size)
+        .take(size)
+        .collect();
+    json!({ "data": wanted, "total": rows.len(), "page": page, "page_size": size })
+        .to_string()
+        .into_bytes()
+}
+
+pub(super) fn client(address: SocketAddr) -> Client {
+    let url = address.to_string().parse().unwrap();
+    Client::new(Settings { url, key: Secret::new("sk-admin"), ca_file: None }).unwrap()
+}
+
+pub(super) fn row(id: &str, run: &str) -> Value {
+    let metadata = if run.is_empty() {
+        json!({})
+    } else {
+        json!({ "spend_logs_metadata": { "run_id": run } })
+    };
+    let mut row = row_at(id, at("09:30:53"));
+    row["metadata"] = metadata;
+    row
+}
+
+pub(super) fn row_at(id: &str, time: std::time::SystemTime) -> Value {
+    let time = humantime::format_rfc3339_millis(time).to_string();
+    json!({
+        "request_id": format!("chatcmpl-{id}"), "litellm_call_id": id, "status": "success", "spend": 2.5e-5,
+        "prompt_tokens": 11, "completion_tokens": 7, "startTime": time, "endTime": time, "end_user": "acct-42",
+        "model_group": "gpt", "metadata": { "spend_logs_metadata": { "run_id": "run-7" } },
+    })
+}

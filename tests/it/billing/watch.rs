@@ -1,0 +1,162 @@
+//! B3, B4: the service's bookkeeper: what it asks LiteLLM for, how often, and when it has asked long enough.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::billing::watch::Watch;
+use cogni_gateway::billing::{Books, Fact};
+use cogni_gateway::observe::metrics::Metrics;
+use insta::assert_snapshot;
+use tempfile::tempdir;
+
+use super::litellm::{Kind, Litellm, client, row_at};
+use super::{at, books, fact};
+
+/// B3: what LiteLLM has not written down after two days it will not; the call stays flagged.
+#[tokio::test]
+async fn what_ended_long_ago_is_not_asked_for() {
+    let litellm = Litellm::start(Kind::Rows(vec![]));
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
+    watch(&books, &litellm).look().await;
+    assert_eq!(litellm.asked(), Vec::<String>::new());
+    assert_eq!(books.totals(SystemTime::now()).await.unwrap().unreceipted_calls, 1);
+}
+
+/// B3: a call that LiteLLM does not know is not asked for again at once.
+#[tokio::test]
+async fn a_call_that_is_not_known_is_left_alone_for_a_while() {
+    let litellm = Litellm::start(Kind::Rows(vec![]));
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
+    let watch = watch(&books, &litellm);
+    for _ in 0..3 {
+        watch.look().await;
+    }
+    assert_eq!(litellm.asked().len(), 1, "{:?}", litellm.asked());
+}
+
+/// B3: twice as old each time, which in the two days is some ten times, however often the service looks.
+#[tokio::test]
+async fn a_call_without_a_receipt_is_asked_for_less_and_less() {
+    let litellm = Litellm::start(Kind::Rows(vec![]));
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let ended = at("09:00:00");
+    books.record(&[call("lost", ended)]).await.unwrap();
+    let watch = watch(&books, &litellm);
+    let mut minutes = vec![];
+    for age in (1..50 * 60).step_by(15) {
+        let before = litellm.asked().len();
+        watch.look_at(ended + Duration::from_mins(age)).await;
+        if litellm.asked().len() > before {
+            minutes.push(age);
+        }
+    }
+    assert_eq!(minutes, [1, 16, 46, 106, 226, 466, 946, 1906]);
+    assert_eq!(litellm.asked().len(), minutes.len());
+}
+
+/// B3: a LiteLLM that does not answer costs a call none of its turns.
+#[tokio::test]
+async fn what_could_not_be_asked_is_asked_at_the_next_look() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[call("call-1", at("09:00:00"))]).await.unwrap();
+    let broken = Litellm::start(Kind::Says(500, "{}"));
+    watch(&books, &broken).look_at(at("09:30:00")).await;
+    assert_eq!(broken.asked().len(), 1);
+    let litellm = Litellm::start(Kind::Rows(vec![row_at("call-1", at("09:00:00"))]));
+    watch(&books, &litellm).look_at(at("09:30:01")).await;
+    assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
+}
+
+/// B3: a few, the oldest, by their ids, and of the rest those who are around them in time; each is asked for, and none twice.
+#[tokio::test]
+async fn the_oldest_are_asked_for_by_id_and_many_by_their_time() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let old = call("call-old", at("01:00:00"));
+    let recent: Vec<_> = (0..60)
+        .map(|n| call(&format!("call-{n}"), at("09:30:00") + Duration::from_secs(n)))
+        .collect();
+    let rows = recent.iter().chain([&old]).map(|fact| row_at(&fact.call_id, fact.started));
+    let litellm = Litellm::start(Kind::Rows(rows.collect()));
+    books.record(&[&[old], &*recent].concat()).await.unwrap();
+    watch(&books, &litellm).look_at(at("10:00:00")).await;
+    let asked = litellm.asked();
+    assert_eq!(asked.len(), 21, "{asked:?}");
+    assert_snapshot!(format!("{}\n{}", asked[0], asked[20]), @r#"
+    /spend/logs/v2?start_date=2026-11-21%2000:59:59&end_date=2026-11-23%2000:59:59&page=1&page_size=500&sort_by=startTime&sort_order=asc&request_id=call-old
+    /spend/logs/v2?start_date=2026-11-22%2009:20:18&end_date=2026-11-22%2009:40:58&page=1&page_size=500&sort_by=startTime&sort_order=asc
+    "#);
+    assert_eq!(books.receipts("run-7").await.unwrap().len(), 61);
+}
+
+/// B3: a LiteLLM that has no pages cannot be asked for one call, so days are read.
+#[tokio::test]
+async fn without_pages_a_few_are_found_in_their_days() {
+    let litellm = Litellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[call("call-1", at("09:00:00"))]).await.unwrap();
+    watch(&books, &litellm).look_at(at("10:00:00")).await;
+    assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
+}
+
+/// B3, B4: the service looks by itself, from the oldest call without a receipt on, and tells the metrics.
+#[tokio::test]
+async fn the_bookkeeper_fetches_what_is_missing_and_counts_what_is_not_there() {
+    let now = SystemTime::now();
+    let rows = vec![
+        row_at("call-1", now - Duration::from_mins(1)),
+        row_at("call-2", now - Duration::from_mins(1)),
+    ];
+    let litellm = Litellm::start(Kind::Rows(rows));
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let call = |id: &str, ago| Fact {
+        run: "run-7".to_owned(),
+        ..fact(id, now - Duration::from_secs(ago))
+    };
+    books.record(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
+    let metrics = Arc::new(Metrics::new("litellm").unwrap());
+    let watch = Watch {
+        books: books.clone(),
+        litellm: Some(client(litellm.address)),
+        metrics: Arc::clone(&metrics),
+        every: Duration::from_secs(1),
+    };
+    watch.look().await;
+    assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
+    let text = String::from_utf8(metrics.render()).unwrap();
+    let samples: Vec<_> = text.lines().filter(|line| line.starts_with("billing_")).collect();
+    assert_snapshot!(samples.join("\n"), @r#"
+    billing_calls{state="conflicting"} 0
+    billing_calls{state="pending"} 0
+    billing_calls{state="unpriced"} 0
+    billing_reconcile_failed 0
+    billing_unreceipted_calls 1
+    billing_unreceipted_runs 1
+    "#);
+}
+
+fn watch(books: &Books, litellm: &Litellm) -> Watch {
+    Watch {
+        books: books.clone(),
+        litellm: Some(client(litellm.address)),
+        metrics: Arc::new(Metrics::new("litellm").unwrap()),
+        every: Duration::from_secs(1),
+    }
+}
+
+/// Of the run that LiteLLM's rows name.
+fn call(id: &str, ended: SystemTime) -> Fact {
+    Fact { run: "run-7".to_owned(), ..fact(id, ended) }
+}
+
+fn hours(count: u64) -> Duration {
+    Duration::from_hours(count)
+}
