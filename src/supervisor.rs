@@ -269,13 +269,13 @@ impl Supervisor {
 
     /// What residents have kept, and nobody has used for so long.
     async fn forget_workspaces(&self) {
-        let (shelf, age) =
+        let (all, age) =
             (Shelf::of(&self.0.settings.state_dir), self.0.settings.workspace_retention);
         let relay = self.relay();
         let is_awaited = move |line: &kept::Line| {
             relay.as_ref().is_some_and(|relay| kept::is_under_way(relay.outbox(), line))
         };
-        let swept = tokio::task::spawn_blocking(move || shelf.sweep(age, is_awaited)).await;
+        let swept = tokio::task::spawn_blocking(move || all.sweep(age, is_awaited)).await;
         match swept.map_err(std::io::Error::from).flatten() {
             Ok(swept) => swept.iter().for_each(log_fate),
             Err(error) => tracing::error!(%error, "cannot forget old workspaces"),

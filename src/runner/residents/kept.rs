@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::home::Label;
 pub use super::home::{Line, Tenant};
 use crate::base::tree;
-use crate::delivery::outbox::Outbox;
+use crate::delivery::outbox::{Job, Outbox};
 use crate::runner::directory;
 
 /// All that residents have kept at one place.
@@ -178,7 +178,8 @@ impl Shelf {
 
 impl fmt::Display for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {}", self.agent, self.branch)?;
+        // Whoever asks for a run names the branch.
+        write!(f, "{} on {}", self.agent, self.branch.escape_debug())?;
         match self.repository.as_deref() {
             Some(repository) if !repository.is_empty() => write!(f, " of {repository}"),
             _ => Ok(()),
@@ -188,7 +189,7 @@ impl fmt::Display for Tenant {
 
 /// Whether the relay has work of a branch under way. Where nobody can tell, it may have. Blocks.
 pub fn is_under_way(outbox: &Outbox, line: &Line) -> bool {
-    let is_of = |job: &crate::delivery::outbox::Job| {
+    let is_of = |job: &Job| {
         job.order.repository.key() == line.repository
             && job.order.branch().key().as_str() == line.branch_key
     };
