@@ -39,7 +39,7 @@ fn a_tree_is_removed_and_nothing_beside_it() {
     }
     symlink(&outside, top.join("link")).unwrap();
     symlink(&outside, top.join("deep/er/link")).unwrap();
-    fs::set_permissions(top.join("shut"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(top.join("shut"), fs::Permissions::from_mode(0o000)).unwrap();
     tree::remove(&top).unwrap();
     assert!(!top.exists() && outside.join("file").exists());
     tree::remove(&top).unwrap();

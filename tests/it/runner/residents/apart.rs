@@ -74,7 +74,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         let (ended, ()) =
             tokio::join!(Box::pin(first.run(cancel.clone(), tokio::io::sink())), async {
                 exists(&begun).await;
-                cancel.cancel()
+                cancel.cancel();
             },);
         let ended = serde_json::to_value(&ended).unwrap();
         assert_eq!(ended["error_code"], "cancelled", "{ended}");

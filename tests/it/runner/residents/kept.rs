@@ -80,11 +80,11 @@ fn what_others_have_left_is_forgotten_too() {
 /// R6, R7: a workspace that takes more than it may ends its run, and lets no other begin until it is forgotten.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
-    let fill = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
+    let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
     for place in places() {
         let kept = Kept::new(&place, TERMS);
         let small = |run: &str, argv: &[&str]| bounded(place.order(run, argv), 16 << 20);
-        let full = run(kept.claim(small("run-fill", &fill)).await).await;
+        let full = run(kept.claim(small("run-fill", &greedy)).await).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
         insta::allow_duplicates!(
             insta::assert_snapshot!(full["error"].as_str().unwrap(), @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits)")
@@ -112,11 +112,11 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
 /// R6: the same holds for a workspace that is made for one run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_one_run_is_bounded_too() {
-    let fill = sh(
+    let greedy = sh(
         "mkdir -p a/b; for n in 1 2 3; do dd if=/dev/zero of=a/b/$n bs=1M count=8 2>/dev/null; done; sleep 1000",
     );
     for place in places() {
-        let mut order = bounded(place.order("run-fill", &fill), 16 << 20);
+        let mut order = bounded(place.order("run-fill", &greedy), 16 << 20);
         order.spec.workspace = Workspace::Fresh;
         let full = run(Prepared::new(order).unwrap()).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
