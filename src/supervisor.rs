@@ -124,7 +124,9 @@ impl Supervisor {
     /// # Errors
     /// Something in it cannot be read.
     pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
-        let Parts { lock, config, catalog, seats, journal, books, relay } = parts;
+        let Parts { lock, mut config, catalog, seats, journal, books, relay } = parts;
+        // What LiteLLM says of its calls finds back to these books.
+        config.identity.deployment = Some(books.deployment().await?);
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         tell_idle(relay.as_deref(), &catalog);
         let stock = Stock::new(&settings, &config, &catalog);
@@ -201,7 +203,8 @@ impl Supervisor {
     }
 
     /// Puts others in force, for runs that are accepted from now on.
-    pub fn reload(&self, config: Config, catalog: Catalog, relay: Option<Arc<Relay>>) {
+    pub fn reload(&self, mut config: Config, catalog: Catalog, relay: Option<Arc<Relay>>) {
+        config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
         self.0.seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         tell_idle(relay.as_deref(), &catalog);
         self.0.config.store(Arc::new(config));

@@ -41,6 +41,8 @@ pub enum Fate {
     /// The call is not in the books; the notice waits for it.
     Waits,
     Conflicting,
+    /// It is for another deployment's books; nothing is kept of it.
+    Foreign,
 }
 
 /// How many calls, over all runs, somebody has to look at.
@@ -128,7 +130,7 @@ impl Books {
             known: count(Fate::Known),
             unknown: count(Fate::Waits),
             conflicting: count(Fate::Conflicting),
-            foreign: parsed.foreign,
+            foreign: parsed.foreign + count(Fate::Foreign),
             invalid: parsed.invalid,
             complaints: parsed.complaints,
         })
@@ -147,6 +149,39 @@ impl Books {
             notices.iter().map(|notice| take::notice(change, notice, now)).collect()
         };
         Ok(self.database.write(work).await?)
+    }
+
+    /// Which deployment's books these are: a name that was made with them, and that their gateway tells LiteLLM.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn deployment(&self) -> Result<String, Error> {
+        Ok(self
+            .database
+            .read(|view| view.query_row(take::DEPLOYMENT, [], |row| row.get(0)))
+            .await?)
+    }
+
+    /// Forgets notices whose calls have not come in two days; returns how many. Reconciliation finds what belongs to calls
+    /// that come later still.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn forget_waiting(&self, now: SystemTime) -> Result<u64, Error> {
+        let before = millis(now.checked_sub(PATIENCE).unwrap_or(SystemTime::UNIX_EPOCH));
+        let forget = "DELETE FROM billing_notice WHERE call_id IN
+                      (SELECT call_id FROM billing_notice WHERE NOT is_taken AND received < ?1 LIMIT ?2)";
+        let mut forgotten = 0;
+        loop {
+            let work = move |change: &rusqlite::Transaction<'_>| {
+                change.execute(forget, params![before, MOST_FORGOTTEN])
+            };
+            let gone = self.database.write(work).await?;
+            forgotten += gone as u64;
+            if gone < MOST_FORGOTTEN as usize {
+                return Ok(forgotten);
+            }
+        }
     }
 
     /// A run's receipts, in the order of its calls.
@@ -189,17 +224,17 @@ impl Books {
     /// # Errors
     /// As every call.
     pub async fn known(&self, ids: Vec<String>) -> Result<HashSet<String>, Error> {
-        let read = move |view: &Connection| {
-            let mut find = view.prepare_cached("SELECT 1 FROM billing_fact WHERE call_id = ?1")?;
-            let mut known = HashSet::new();
-            for id in ids {
-                if find.exists([&id])? {
-                    known.insert(id);
-                }
-            }
-            Ok(known)
-        };
-        Ok(self.database.read(read).await?)
+        let find = "SELECT 1 FROM billing_fact WHERE call_id = ?1";
+        Ok(self.database.read(move |view| present(view, find, ids)).await?)
+    }
+
+    /// Those of some runs that have calls in the books.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn runs(&self, names: Vec<String>) -> Result<HashSet<String>, Error> {
+        let find = "SELECT 1 FROM billing_fact WHERE run = ?1";
+        Ok(self.database.read(move |view| present(view, find, names)).await?)
     }
 
     /// What a run comes to by now.
@@ -224,15 +259,29 @@ impl Books {
     /// # Errors
     /// As every call.
     pub async fn flagged(&self, now: SystemTime) -> Result<Vec<RunBill>, Error> {
+        self.flagged_after(now, None, u32::MAX).await
+    }
+
+    /// The same, so many of them at most, after a run.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn flagged_after(
+        &self,
+        now: SystemTime,
+        run: Option<String>,
+        most: u32,
+    ) -> Result<Vec<RunBill>, Error> {
         let due = self.due(now);
-        let find =
-            "SELECT run FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled < ?1
-                    UNION SELECT run FROM billing_receipt WHERE amount = 0 AND input + output > 0
-                    UNION SELECT run FROM billing_conflict ORDER BY run";
+        let find = "SELECT run FROM (
+                        SELECT run FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled < ?1
+                        UNION SELECT run FROM billing_receipt WHERE amount = 0 AND input + output > 0
+                        UNION SELECT run FROM billing_conflict
+                    ) WHERE ?2 IS NULL OR run > ?2 ORDER BY run LIMIT ?3";
         let read = move |view: &Connection| {
             let runs: Vec<String> = view
                 .prepare_cached(find)?
-                .query_map([due], |row| row.get(0))?
+                .query_map(params![due, run, most], |row| row.get(0))?
                 .collect::<Result<_, _>>()?;
             runs.iter().map(|run| bill(view, run, due)).collect()
         };
@@ -297,6 +346,18 @@ impl Books {
     fn due(&self, now: SystemTime) -> i64 {
         millis(now.checked_sub(self.bound).unwrap_or(SystemTime::UNIX_EPOCH))
     }
+}
+
+/// Those of some names for which `find` finds something.
+fn present(view: &Connection, find: &str, names: Vec<String>) -> rusqlite::Result<HashSet<String>> {
+    let mut find = view.prepare_cached(find)?;
+    let mut present = HashSet::new();
+    for name in names {
+        if find.exists([&name])? {
+            present.insert(name);
+        }
+    }
+    Ok(present)
 }
 
 fn bill(view: &Connection, run: &str, due: i64) -> rusqlite::Result<RunBill> {
@@ -380,7 +441,7 @@ SELECT (SELECT count(*) FROM billing_fact) AS calls,
        (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices";
 
 /// The tables. Times are milliseconds since 1970, money is billionths of a dollar.
-pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST, SECOND] };
+pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST, SECOND, THIRD] };
 
 const FIRST: &str = "
 CREATE TABLE billing_fact (
@@ -456,6 +517,17 @@ CREATE INDEX billing_conflict_run ON billing_conflict (run)";
 
 /// Before then, LiteLLM is not asked again for what it did not know.
 const SECOND: &str = "ALTER TABLE billing_fact ADD COLUMN ask_after INTEGER NOT NULL DEFAULT 0";
+
+/// Whose books these are. What is made by chance is made once, with the table.
+const THIRD: &str = "
+CREATE TABLE billing_deployment (id TEXT NOT NULL) STRICT;
+INSERT INTO billing_deployment VALUES (lower(hex(randomblob(8))))";
+
+/// How long a notice waits for its call. A run's calls are booked while it goes on; what comes later is reconciled.
+const PATIENCE: Duration = Duration::from_hours(48);
+
+/// Notices that are forgotten at once, so that nobody waits long for the disk.
+const MOST_FORGOTTEN: u32 = 10_000;
 
 /// Calls that are asked for at one look; the others are at the next.
 const MOST_ASKED: u32 = 10_000;

@@ -23,7 +23,7 @@ pub struct Ingested {
     pub unknown: u64,
     /// Other than said before; kept and flagged, not charged.
     pub conflicting: u64,
-    /// Calls that somebody else has made with the same LiteLLM; nothing is kept of them.
+    /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
     pub foreign: u64,
     /// Items that cannot be used.
     pub invalid: u64,
@@ -120,15 +120,20 @@ pub(super) struct Metadata {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Ours {
-    Run { run_id: String },
+    Run {
+        run_id: String,
+        #[serde(rename = "cogni_deployment_id")]
+        deployment: Option<String>,
+    },
     Other(serde::de::IgnoredAny),
 }
 
 impl Metadata {
-    pub(super) fn run(self) -> Option<String> {
-        match self.spend_logs_metadata? {
-            Ours::Run { run_id } => Some(run_id),
-            Ours::Other(_) => None,
+    /// The run, and the deployment.
+    pub(super) fn whose(self) -> (Option<String>, Option<String>) {
+        match self.spend_logs_metadata {
+            Some(Ours::Run { run_id, deployment }) => (Some(run_id), deployment),
+            Some(Ours::Other(_)) | None => (None, None),
         }
     }
 }
@@ -144,10 +149,12 @@ fn notice(value: &Value) -> Result<Notice, String> {
         _ => return Err("`status` is neither \"success\" nor \"failure\"".to_owned()),
     };
     let ended = payload.ended.and_then(time).ok_or("`endTime` is not a time in seconds")?;
+    let (run, deployment) = payload.metadata.map(Metadata::whose).unwrap_or_default();
     Notice {
         call_id,
         source: Source::LitellmCallback,
-        run: payload.metadata.and_then(Metadata::run),
+        run,
+        deployment,
         account: payload.end_user,
         model: payload.model_group.filter(|name| !name.is_empty()).or(payload.model),
         is_failure,

@@ -273,10 +273,12 @@ struct Row {
 
 fn notice(row: serde_json::Value) -> Result<Notice, String> {
     let row: Row = serde_json::from_value(row).map_err(|error| error.to_string())?;
+    let (run, deployment) = row.metadata.map(Metadata::whose).unwrap_or_default();
     Notice {
         call_id: row.litellm_call_id.unwrap_or(row.request_id),
         source: Source::LitellmSpendLogs,
-        run: row.metadata.and_then(Metadata::run),
+        run,
+        deployment,
         account: row.end_user,
         model: row.model_group.filter(|name| !name.is_empty()).or(row.model),
         is_failure: row.status.is_some_and(|status| status == "failure"),

@@ -13,6 +13,8 @@ pub struct Notice {
     pub source: Source,
     /// The run, as the gateway told LiteLLM in the call's metadata.
     pub run: Option<String>,
+    /// Whose books it is for, told in the same way; a gateway without books tells none.
+    pub deployment: Option<String>,
     pub account: Option<String>,
     pub model: Option<String>,
     /// LiteLLM gave up on the call. It may have tried again and come through.

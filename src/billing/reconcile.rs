@@ -33,7 +33,8 @@ pub struct Report {
     pub missing: Vec<Item>,
     /// Calls that only one side has, within the bound.
     pub pending: u64,
-    /// Calls that LiteLLM knows as ours, and we do not.
+    /// Calls that LiteLLM knows as ours, and we do not: they name our deployment or, from a gateway without books, a run that
+    /// has other calls here.
     pub unknown: Vec<Item>,
     /// Calls for which LiteLLM's rows contradict what has a receipt.
     pub conflicting: Vec<Item>,
@@ -122,7 +123,11 @@ impl Books {
         let ids = rows.notices.iter().map(|row| row.call_id.clone()).collect();
         let known = self.known(ids).await?;
         let fates = self.take_known(&rows, &known).await?;
-        Ok(compare(filter, &facts, rows, &fates, &Beside { known, now, bound: self.bound() }))
+        let runs = rows.notices.iter().filter(|row| row.deployment.is_none());
+        let runs = self.runs(runs.filter_map(|row| row.run.clone()).collect()).await?;
+        let deployment = self.deployment().await?;
+        let beside = Beside { known, runs, deployment, now, bound: self.bound() };
+        Ok(compare(filter, &facts, rows, &fates, &beside))
     }
 
     /// Asks LiteLLM for single calls, by their ids; returns those that it does not know, or `None` where it cannot be asked
@@ -144,8 +149,8 @@ impl Books {
         Ok(Some(strange))
     }
 
-    /// What becomes of the rows whose calls are in the books, by call id. Those of others are not kept: they would wait
-    /// forever.
+    /// What becomes of the rows whose calls are in the books, by call id. Those of others are not kept: nothing would ever
+    /// come to them.
     async fn take_known(
         &self,
         rows: &Rows,
@@ -161,8 +166,21 @@ impl Books {
 /// What the comparison has to know beside the two sides.
 struct Beside {
     known: HashSet<String>,
+    runs: HashSet<String>,
+    deployment: String,
     now: SystemTime,
     bound: Duration,
+}
+
+impl Beside {
+    /// Whether a row should stand in these books.
+    fn is_ours(&self, row: &Notice) -> bool {
+        match (&row.deployment, &row.run) {
+            (Some(named), _) => *named == self.deployment,
+            (None, Some(run)) => self.runs.contains(run),
+            (None, None) => false,
+        }
+    }
 }
 
 fn compare(
@@ -192,8 +210,8 @@ fn compare(
         }
     }
     let is_asked_for = |row: &Notice| (filter.since..filter.until).contains(&row.started);
-    let strangers =
-        theirs.into_values().filter(|row| !at.known.contains(&row.call_id) && is_asked_for(row));
+    let is_unknown = |row: &Notice| !at.known.contains(&row.call_id) && at.is_ours(row);
+    let strangers = theirs.into_values().filter(|row| is_unknown(row) && is_asked_for(row));
     // Our own record of a call may be a moment later than LiteLLM's.
     let (late, unknown): (Vec<_>, Vec<_>) =
         strangers.partition(|row| row.ended + at.bound >= at.now);

@@ -106,7 +106,9 @@ impl RunSpec {
         if base.upstream.kind == Kind::Litellm && account.is_empty() {
             bail!("run `{run_id}` has no `account`; LiteLLM bills it as the end user");
         }
-        let identity = Identity { run: run_id, attempt, account, metadata, trace: traceparent };
+        let deployment = base.identity.deployment.clone();
+        let identity =
+            Identity { run: run_id, attempt, account, metadata, deployment, trace: traceparent };
         identity.check()?;
         let mut config = Config { budget: budget.or(&base.budget), ..base.clone() };
         config.audit.path = audit_dir.map(|folder| folder.join(file_name(&identity.run)));

@@ -17,6 +17,8 @@ pub struct Identity {
     pub account: String,
     /// Further facts for LiteLLM's spend logs: `graph_id` and the tracing fields.
     pub metadata: Map<String, Value>,
+    /// Whose books the run's calls stand in, where it has a service's.
+    pub deployment: Option<String>,
     /// The span that the run is part of.
     pub trace: Option<Context>,
 }
@@ -55,13 +57,22 @@ impl Identity {
         self.trace.or_else(|| told().map(|trace| Context::root(trace, true)))
     }
 
+    /// The metadata, and whose books there are: nobody who begins a run can say so in our place.
+    pub fn facts(&self) -> Map<String, Value> {
+        let mut facts = self.metadata.clone();
+        if let Some(deployment) = &self.deployment {
+            facts.insert(DEPLOYMENT.into(), Value::from(deployment.clone()));
+        }
+        facts
+    }
+
     /// The run's metadata as LiteLLM reads it, in ASCII so that a header can hold it.
     pub fn spend_logs_metadata(&self) -> String {
         let attempt = self
             .attempt
             .parse::<u64>()
             .map_or_else(|_| Value::from(self.attempt.clone()), Value::from);
-        let mut metadata = self.metadata.clone();
+        let mut metadata = self.facts();
         metadata.insert("run_id".into(), Value::from(self.run.clone()));
         metadata.insert("attempt".into(), attempt);
         escape_non_ascii(&Value::Object(metadata).to_string())
@@ -118,6 +129,9 @@ fn escape_non_ascii(json: &str) -> String {
     }
     escaped
 }
+
+/// The field of LiteLLM's spend logs that says whose books a call stands in. LiteLLM has deployments of its own.
+const DEPLOYMENT: &str = "cogni_deployment_id";
 
 /// What [`is_name`] asks for.
 pub const NAME_RULE: &str = "use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`";

@@ -154,7 +154,7 @@ impl Proxy {
 
 /// Who the run is and what it may spend, in the gateway's own settings.
 fn told(config: &Config) -> impl Iterator<Item = (&'static str, String)> {
-    let Identity { run, attempt, account, metadata, trace } = &config.identity;
+    let Identity { run, attempt, account, trace, .. } = &config.identity;
     let budget = &config.budget;
     let count = |tokens: Option<Tokens>| tokens.map(|tokens| tokens.0.to_string());
     let seconds = budget.deadline.map(|limit| limit.as_secs().max(1));
@@ -162,7 +162,7 @@ fn told(config: &Config) -> impl Iterator<Item = (&'static str, String)> {
         ("RUN_ID", Some(run.clone())),
         ("ATTEMPT", Some(attempt.clone())),
         ("BILLING_ACCOUNT_ID", Some(account.clone())),
-        ("LITELLM_METADATA_JSON", serde_json::to_string(metadata).ok()),
+        ("LITELLM_METADATA_JSON", serde_json::to_string(&config.identity.facts()).ok()),
         ("TRACEPARENT", trace.map(|trace| trace.to_string())),
         ("MAX_TURNS", budget.max_turns.map(|count| count.to_string())),
         ("MAX_TOTAL_TOKENS", count(budget.max_total_tokens)),

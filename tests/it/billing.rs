@@ -2,6 +2,7 @@
 
 mod books;
 mod command;
+mod deployment;
 mod facts;
 mod ingest;
 mod litellm;
@@ -53,6 +54,7 @@ fn notice(call_id: &str, amount: u64) -> Notice {
         call_id: call_id.to_owned(),
         source: Source::LitellmCallback,
         run: Some("run-1".to_owned()),
+        deployment: None,
         account: Some("acct-42".to_owned()),
         model: Some("gpt".to_owned()),
         is_failure: false,

@@ -38,6 +38,9 @@ pub(super) fn notice(
 ) -> rusqlite::Result<Fate> {
     let find = "SELECT * FROM billing_fact WHERE call_id = ?1";
     let fact = Fact::all(change, find, [&notice.call_id])?.pop();
+    if fact.is_none() && is_foreign(change, notice)? {
+        return Ok(Fate::Foreign);
+    }
     let Some(before) = said(change, &notice.call_id)? else {
         keep(change, notice, now)?;
         return fact.map_or(Ok(Fate::Waits), |fact| join(change, &fact, notice, now));
@@ -61,6 +64,13 @@ pub(super) fn notice(
             Ok(Fate::Conflicting)
         }
     }
+}
+
+/// Whether it names other books than these. Where the call is known, whoever recorded it here has decided that.
+fn is_foreign(change: &Transaction<'_>, notice: &Notice) -> rusqlite::Result<bool> {
+    let Some(named) = &notice.deployment else { return Ok(false) };
+    let ours: String = change.prepare_cached(DEPLOYMENT)?.query_row([], |row| row.get(0))?;
+    Ok(ours != *named)
 }
 
 /// Makes a receipt of a fact and a notice, which must be of the same run.
@@ -87,6 +97,7 @@ fn own(fact: &Fact) -> Notice {
         call_id: fact.call_id.clone(),
         source: Source::PriceTable,
         run: Some(fact.run.clone()),
+        deployment: None,
         account: Some(fact.account.clone()),
         model: fact.model.clone(),
         is_failure: false,
@@ -231,6 +242,7 @@ fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Noti
                 call_id: row.get("call_id")?,
                 source: word(row, "source")?,
                 run: row.get("run")?,
+                deployment: None,
                 account: None,
                 model: None,
                 is_failure: row.get("is_failure")?,
@@ -243,3 +255,6 @@ fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Noti
         })
         .optional()
 }
+
+/// Says whose books these are.
+pub(super) const DEPLOYMENT: &str = "SELECT id FROM billing_deployment";

@@ -138,6 +138,10 @@ async fn a_run_can_be_asked_for_alone() {
     let filter = Filter { run: Some("run-7".to_owned()), ..day() };
     let report = reconcile(&books, &litellm, &filter).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (1, 0));
+    books
+        .record(&[Fact { run: "run-8".to_owned(), ..fact("other", at("08:00:00")) }])
+        .await
+        .unwrap();
     let report = reconcile(&books, &litellm, &day()).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (1, 1));
 }
@@ -145,9 +149,12 @@ async fn a_run_can_be_asked_for_alone() {
 /// B3: LiteLLM's row may be there before our own record is.
 #[tokio::test]
 async fn a_call_that_has_just_ended_is_not_unknown_yet() {
-    let litellm = Litellm::start(Kind::Rows(vec![row("call-1", "run-7")]));
     let place = tempdir().unwrap();
     let books = books(place.path());
+    let mut row = row("call-1", "run-7");
+    row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] =
+        books.deployment().await.unwrap().into();
+    let litellm = Litellm::start(Kind::Rows(vec![row]));
     let seen = async |now| {
         let report = books.reconcile(&client(litellm.address), &day(), now).await.unwrap();
         (report.pending, report.unknown.len(), report.is_clean())

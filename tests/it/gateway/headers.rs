@@ -63,12 +63,14 @@ async fn a_list_of_which_nothing_passes_is_dropped() {
 async fn the_spend_logs_learn_the_run() {
     let app = TestApp::with(|config| {
         config.identity.attempt = "3".to_owned();
+        config.identity.deployment = Some("d-1".to_owned());
         config.identity.metadata = json!({
             "graph_id": "g-1",
             "existing_trace_id": "t-1",
             "session_id": "s-1",
             "trace_user_id": "Zoë \u{1f980}\u{7f}\n",
             "run_id": "forged",
+            "cogni_deployment_id": "forged",
         })
         .as_object()
         .unwrap()
@@ -80,7 +82,7 @@ async fn the_spend_logs_learn_the_run() {
     let request = app.upstream.seen.last().unwrap();
     assert_eq!(request.header("x-litellm-tags"), Some("team:a,prod"));
     let metadata = request.header("x-litellm-spend-logs-metadata").unwrap();
-    insta::assert_snapshot!(metadata, @r#"{"attempt":3,"existing_trace_id":"t-1","graph_id":"g-1","run_id":"run-1","session_id":"s-1","trace_user_id":"Zo\u00eb \ud83e\udd80\u007f\n"}"#);
+    insta::assert_snapshot!(metadata, @r#"{"attempt":3,"cogni_deployment_id":"d-1","existing_trace_id":"t-1","graph_id":"g-1","run_id":"run-1","session_id":"s-1","trace_user_id":"Zo\u00eb \ud83e\udd80\u007f\n"}"#);
     let read: Value = serde_json::from_str(metadata).unwrap();
     assert_eq!(read["trace_user_id"], "Zoë \u{1f980}\u{7f}\n");
     app.stop().await;

@@ -1,0 +1,93 @@
+//! B2, B3: whose books a call stands in: gateways that share a LiteLLM keep nothing of each other's calls.
+
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::billing::books::{Fate, Filter};
+use cogni_gateway::billing::{Fact, Notice};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+use super::litellm::{Kind, Litellm, client, row};
+use super::{at, books, fact, notice, recorded};
+
+/// B2: books have one name, from the first time they are opened.
+#[tokio::test]
+async fn books_keep_their_name() {
+    let (place, other) = (tempdir().unwrap(), tempdir().unwrap());
+    let name = books(place.path()).deployment().await.unwrap();
+    assert_eq!((name.len(), books(place.path()).deployment().await.unwrap()), (16, name.clone()));
+    assert_ne!(books(other.path()).deployment().await.unwrap(), name);
+}
+
+/// B2: of a call that names other books nothing is kept; one that names ours, or none, waits for its call.
+#[tokio::test]
+async fn what_is_for_other_books_is_foreign() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let ours = books.deployment().await.unwrap();
+    let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+    items.truncate(3);
+    for (item, name) in items.iter_mut().zip([json!("another"), json!(ours), Value::Null]) {
+        item["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] = name;
+    }
+    let told = Value::from(items).to_string();
+    for _again in 0..2 {
+        let ingested = books.ingest(told.as_bytes()).await.unwrap();
+        assert_eq!((ingested.foreign, ingested.unknown + ingested.known), (1, 2));
+    }
+    assert_eq!(books.totals(SystemTime::now()).await.unwrap().waiting_notices, 2);
+}
+
+/// B4: a call that was taken into other books than its gateway's own is charged there.
+#[tokio::test]
+async fn a_call_that_is_in_the_books_is_theirs() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let named = |call: &str| Notice { deployment: Some("another".to_owned()), ..notice(call, 7) };
+    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let fates = books.take(vec![named("call-1"), named("call-2")]).await.unwrap();
+    assert_eq!(fates, [Fate::New, Fate::Foreign]);
+}
+
+/// B2: what has waited for two days is forgotten, and nothing else.
+#[tokio::test]
+async fn a_notice_does_not_wait_for_ever() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.take(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
+    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let now = SystemTime::now();
+    assert_eq!(books.forget_waiting(now + Duration::from_hours(47)).await.unwrap(), 0);
+    assert_eq!(books.forget_waiting(now + Duration::from_hours(49)).await.unwrap(), 1);
+    assert_eq!(books.totals(now).await.unwrap().waiting_notices, 0);
+    assert_eq!(books.receipts("run-1").await.unwrap().len(), 1);
+    assert_eq!(books.take(vec![notice("call-1", 7)]).await.unwrap(), [Fate::Known]);
+}
+
+/// B3: rows that name other books, or a run that never was here, are not unknown: they are somebody else's.
+#[tokio::test]
+async fn rows_for_other_books_are_not_unknown() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let ours = books.deployment().await.unwrap();
+    books
+        .record(&[Fact { run: "run-7".to_owned(), ..fact("call-1", at("09:30:54")) }])
+        .await
+        .unwrap();
+    let named = |call: &str, run: &str, name: &str| {
+        let mut row = row(call, run);
+        row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] = name.into();
+        row
+    };
+    let litellm = Litellm::start(Kind::Rows(vec![
+        named("call-1", "run-7", &ours),
+        named("of-another", "run-7", "another"),
+        named("lost-record", "run-8", &ours),
+        row("lost-record-too", "run-7"),
+        row("of-somebody", "run-9"),
+    ]));
+    let day = Filter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None };
+    let report = books.reconcile(&client(litellm.address), &day, at("10:00:00")).await.unwrap();
+    let unknown: Vec<_> = report.unknown.iter().map(|item| &*item.call_id).collect();
+    assert_eq!((report.matched, &*unknown), (1, &["lost-record", "lost-record-too"][..]));
+}
