@@ -144,6 +144,7 @@ fn routes() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(runs::show))
         .routes(routes!(runs::cancel))
         .routes(routes!(billing::receipts))
+        .routes(routes!(billing::flagged))
         .routes(routes!(events::of_run))
         .routes(routes!(records::output))
         .routes(routes!(records::audit))

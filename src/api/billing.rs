@@ -1,17 +1,18 @@
 //! What calls have cost: told by whoever was billed for them, and shown for each run.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::error::{Error, ErrorBody};
-use super::extract::{self, At, Caller, Media};
-use super::refusal::{NotAllowed, NotFound};
+use super::extract::{self, Asked, At, Caller, Media};
+use super::refusal::{NotAllowed, NotFound, NotUnderstood};
 use crate::billing::{self, books::Refused};
 use crate::grant::Access;
 
@@ -26,6 +27,28 @@ pub(super) struct Receipts {
     receipts: Vec<Value>,
 }
 
+/// Runs with calls that somebody has to look at, by their ids.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Flagged {
+    /// The bill of each; its `flags` say why.
+    #[schema(value_type = Vec<Object>)]
+    runs: Vec<Value>,
+    /// The `cursor` for the runs after these; null where there are none.
+    next: Option<String>,
+}
+
+/// Which of them.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Which {
+    /// `next` of the page before
+    cursor: Option<String>,
+    /// At most so many
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+}
+
 /// What became of what was told.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Ingested {
@@ -37,7 +60,7 @@ pub(super) struct Ingested {
     unknown: u64,
     /// Other than told before; kept and flagged, not charged.
     conflicting: u64,
-    /// Calls that somebody else has made with the same LiteLLM; nothing is kept of them.
+    /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
     foreign: u64,
     /// Items that cannot be used.
     invalid: u64,
@@ -117,6 +140,36 @@ pub(super) async fn receipts(
         bill: serde_json::to_value(bill).map_err(Error::internal)?,
         receipts: receipts.into_iter().map(value).collect::<Result<_, _>>()?,
     }))
+}
+
+/// List runs whose calls have no receipt in time, no price, or two
+#[utoipa::path(
+    get,
+    path = "/api/v1/billing/flagged",
+    tag = "billing",
+    params(Which),
+    responses(
+        (status = 200, description = "Of all grants; for admins only", body = Flagged),
+        NotUnderstood, NotAllowed
+    )
+)]
+pub(super) async fn flagged(
+    caller: Caller,
+    State(api): State<Arc<Api>>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<Flagged>, Error> {
+    caller.may(Access::Admin)?;
+    let limit = which.limit.unwrap_or(50);
+    if !(1..=200).contains(&limit) {
+        return Err(Error::parameter("`limit` is from 1 to 200"));
+    }
+    let found = api.books.flagged_after(SystemTime::now(), which.cursor, limit + 1).await;
+    let mut bills = found.map_err(Error::internal)?;
+    let is_all = bills.len() <= limit as usize;
+    bills.truncate(limit as usize);
+    let next = bills.last().filter(|_| !is_all).map(|bill| bill.run.clone());
+    let value = |bill| serde_json::to_value(bill).map_err(Error::internal);
+    Ok(Json(Flagged { runs: bills.into_iter().map(value).collect::<Result<_, _>>()?, next }))
 }
 
 impl From<billing::Ingested> for Ingested {

@@ -1,5 +1,6 @@
 //! A2, A3, A4: the service over HTTP, as a process of its own: who may ask, how that is refused, chats and runs.
 
+mod billing;
 mod browser;
 mod chat;
 mod crowd;
