@@ -1,5 +1,6 @@
 //! Our books beside those of a real LiteLLM, which keeps its own in a real Postgres and calls back with each call.
 
+mod chain;
 mod place;
 
 use std::process::{Command, Output};
@@ -11,7 +12,7 @@ use tempfile::tempdir;
 
 use crate::peers::place::{KEY, Place, here, provider, through};
 use crate::support::process::{Process, patience};
-use place::{Litellm, Postgres, Receiver};
+use place::{Litellm, Postgres, Receiver, SECRET};
 
 /// B1 to B4: the same calls by three ways: our audit log, LiteLLM's callback, and its spend logs; and they agree.
 #[test]
@@ -20,7 +21,7 @@ fn our_books_and_litellms_agree() {
     let postgres = Postgres::start();
     let state = tempdir().unwrap();
     let receiver = Receiver::start(open(state.path()));
-    let litellm = Litellm::start(&provider.address, &postgres, &receiver);
+    let litellm = Litellm::start(&provider.address, &postgres, (&receiver.endpoint(), SECRET));
     let prices = here("prices.toml").display().to_string();
     let place = Place::start(&litellm.address, &[("PRICES_FILE", &prices)]);
 
@@ -48,7 +49,7 @@ fn our_books_and_litellms_agree() {
     // Its spend logs have all of them, for books that no callback reaches, too.
     let other = tempdir().unwrap();
     run(other.path(), &litellm, &["record", &log]);
-    let (report, written) = settled(other.path(), &litellm);
+    let (report, written) = settled(other.path(), &litellm, "run-7", CALLS);
     assert_eq!((&report["way"], &report["pending"], written), (&json!("pages"), &json!(0), CALLS));
     for none in ["missing", "unknown", "conflicting"] {
         assert_eq!(report[none], json!([]), "{report}");
@@ -59,7 +60,7 @@ fn our_books_and_litellms_agree() {
     assert!(different.iter().all(is_of_who_left), "{report}");
 
     // By whichever way: each call once, at the same price.
-    let (_report, written) = settled(state.path(), &litellm);
+    let (_report, written) = settled(state.path(), &litellm, "run-7", CALLS);
     assert!(written < CALLS, "{written} of them had no receipt");
     let by_rows = Receiver::start(open(other.path()));
     let prices = |receiver| {
@@ -77,15 +78,15 @@ fn our_books_and_litellms_agree() {
 
 /// Reconciles until LiteLLM has written everything down, which it does seconds later; returns the last report, and how many
 /// receipts were written on the way.
-fn settled(state: &std::path::Path, litellm: &Litellm) -> (Value, u64) {
+fn settled(state: &std::path::Path, litellm: &Litellm, named: &str, calls: u64) -> (Value, u64) {
     let (mut last, mut written) = (Value::Null, 0);
     let mut reconcile = || {
-        let said = run(state, litellm, &["reconcile", "--since", "1h", "--run", "run-7", "--json"]);
+        let said = run(state, litellm, &["reconcile", "--since", "1h", "--run", named, "--json"]);
         let (report, exit) = said.split_once('\n').unwrap();
         assert_eq!(exit, "exit 0", "{said}");
         last = serde_json::from_str(report).unwrap();
         written += last["receipts_written"].as_u64().unwrap();
-        last["matched"] == CALLS && last["pending"] == 0
+        last["matched"] == calls && last["pending"] == 0
     };
     patience(&mut reconcile, || litellm.said());
     (last, written)

@@ -20,7 +20,7 @@ use crate::support::process::{Process, free_port, patience};
 
 pub(super) const REMEDY: &str = "`tests/run billing` installs what is missing and runs this test";
 
-const SECRET: &str = "callback-secret";
+pub(super) const SECRET: &str = "callback-secret";
 
 /// A throw-away server on loopback, which is told not to wait for the disk.
 pub(super) struct Postgres {
@@ -102,7 +102,12 @@ pub(super) struct Litellm {
 }
 
 impl Litellm {
-    pub(super) fn start(provider: &str, postgres: &Postgres, receiver: &Receiver) -> Self {
+    /// Calls back to `endpoint`, and shows it `token`.
+    pub(super) fn start(
+        provider: &str,
+        postgres: &Postgres,
+        (endpoint, token): (&str, &str),
+    ) -> Self {
         let port = free_port().to_string();
         let address = format!("127.0.0.1:{port}");
         let mut process = Process::start(
@@ -119,8 +124,8 @@ impl Litellm {
                 .env("DISABLE_SCHEMA_UPDATE", "true")
                 .env("PATH", format!("{}:{}", venv("prisma").join("bin").display(), env!("PATH")))
                 .env("PRISMA_QUERY_ENGINE_BINARY", venv("prisma").join("query-engine"))
-                .env("GENERIC_LOGGER_ENDPOINT", format!("http://{}/ingest", receiver.address))
-                .env("GENERIC_LOGGER_HEADERS", format!("Authorization=Bearer {SECRET}"))
+                .env("GENERIC_LOGGER_ENDPOINT", endpoint)
+                .env("GENERIC_LOGGER_HEADERS", format!("Authorization=Bearer {token}"))
                 .env("DEFAULT_FLUSH_INTERVAL_SECONDS", "1")
                 .env("PYTHONDONTWRITEBYTECODE", "1")
                 // Its price list would otherwise be fetched from the internet.
@@ -161,6 +166,10 @@ impl Receiver {
             }
         });
         Self { address, books, told, runtime: Runtime::new().unwrap() }
+    }
+
+    pub(super) fn endpoint(&self) -> String {
+        format!("http://{}/ingest", self.address)
     }
 
     pub(super) fn books(&self) -> &Books {
