@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use cogni_gateway::billing::Fact;
 use serde_json::{Value, json};
 use tokio::task::block_in_place;
 
@@ -14,7 +15,8 @@ use crate::support::process::patience;
 use crate::support::repository::git;
 use crate::support::service::{Place, Service, Told, ask, chat, told, wants};
 
-/// A2, R3, L2, B1: the container has no network; its calls come through, its work goes out, and what it cost is known.
+/// A2, R3, L2, B1, B4: the container has no network; its calls come through, its work goes out, what it cost is known, and
+/// each call has its receipt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_in_a_container_ends_in_a_pull_request() {
     let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
@@ -39,8 +41,31 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
         json!([true, true, 2, 0])
     );
     assert_eq!(containers(&chat.run), "");
+
+    let items: Vec<_> = facts.iter().map(charged).collect();
+    let told = service.post("/api/internal/billing/ingest", &json!(items)).await.json();
+    assert_eq!((&told["new"], &told["foreign"]), (&json!(2), &json!(0)), "{told}");
+    let shown = service.get(&format!("/api/v1/runs/{}/receipts", chat.run)).await.json();
+    assert_eq!(
+        (&shown["bill"]["state"], &shown["bill"]["amount_usd"], &shown["bill"]["flags"]),
+        (&json!("complete"), &json!("0.0001"), &json!([])),
+        "{shown}"
+    );
     service.process.terminate();
     assert_nothing_is_left(&place);
+}
+
+/// What LiteLLM's callback says of a call.
+fn charged(fact: &Fact) -> Value {
+    json!({
+        "litellm_call_id": fact.call_id,
+        "status": "success",
+        "response_cost": 0.000_05,
+        "prompt_tokens": fact.usage.input,
+        "completion_tokens": fact.usage.output,
+        "endTime": 1_795_339_851.847,
+        "metadata": {"spend_logs_metadata": {"run_id": fact.run}},
+    })
 }
 
 /// R7: two chats of one conversation are executed in the same container, each as itself.
