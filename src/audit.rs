@@ -6,7 +6,8 @@
 //! lacks the key.
 //!
 //! What stands where: [`record`] is what is written, [`chain`] is how a record becomes a line,
-//! [`log`] writes, [`recover`] takes up the file of an earlier process, [`verify`] proves it.
+//! [`log`] writes, [`recover`] takes up the file of an earlier process, [`verify`] proves it, and [`seal`] that it is
+//! the file it was.
 //!
 //! **Invariant:** an admission is in the file before its call goes upstream, and a settlement
 //! follows for each, if only by the next process.
@@ -14,7 +15,7 @@
 //! **Invariant:** what is in the file never changes; records are only added at its end.
 //!
 //! What a chain cannot tell: that records are missing at the *end*. The orderly end is therefore a
-//! record of its own, and the report says whether it is there.
+//! record of its own, and the report says whether it is there; where it was is in the seal.
 
 pub mod chain;
 mod clock;
@@ -28,6 +29,7 @@ pub mod record;
 pub mod recover;
 mod refusals;
 pub mod relay;
+pub mod seal;
 mod sync;
 pub mod verify;
 
@@ -39,7 +41,7 @@ use serde::Deserialize;
 
 use crate::base::secret::Secret;
 
-pub use key::{PublicKey, SigningKey};
+pub use key::{KEY_FILE, PublicKey, SigningKey, kept_seed};
 pub use log::{Lag, Log, Recovered};
 
 /// Where the log is, and how much it must survive.
@@ -100,6 +102,8 @@ pub enum Error {
          base64 (`openssl rand -hex 32` makes a signing key)"
     )]
     Key { what: &'static str, characters: usize },
+    #[error("cannot use the signing key `{}`", path.display())]
+    KeyFile { path: PathBuf, source: io::Error },
     #[error("the system has no random bytes for a signing key; configure one")]
     Random,
     #[error("no checkpoint was signed by `{key}`, so nothing proves who wrote this log")]

@@ -26,6 +26,7 @@ use futures_util::Stream;
 use futures_util::stream::try_unfold;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
+use crate::audit::seal::Seal;
 use crate::base::db::{self, Database};
 
 pub use event::{Event, Kind};
@@ -186,6 +187,15 @@ impl Journal {
     pub async fn output(&self, id: &str) -> Result<Option<(String, String)>, db::Error> {
         let id = id.to_owned();
         self.database.read(move |view| outcome::output(view, &id)).await
+    }
+
+    /// What a run's audit log was when the run had ended; none where nothing was written down about it.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn seal(&self, id: &str) -> Result<Option<Seal>, db::Error> {
+        let id = id.to_owned();
+        self.database.read(move |view| outcome::seal(view, &id)).await
     }
 
     /// Newest first.

@@ -107,6 +107,8 @@ pub mod decisions {
     pub mod d0020 {}
     #[doc = include_str!("manual/decisions/0021-tell-an-end-when-it-is-written.md")]
     pub mod d0021 {}
+    #[doc = include_str!("manual/decisions/0023-remember-in-the-journal-how-a-log-ended.md")]
+    pub mod d0023 {}
     #[doc = include_str!("manual/decisions/0024-tell-litellm-whose-books-a-call-is-for.md")]
     pub mod d0024 {}
 }

@@ -18,6 +18,7 @@ mod lock;
 mod models;
 mod recovery;
 mod script;
+mod sealing;
 mod stock;
 pub mod wanted;
 
@@ -34,8 +35,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::Seats;
+use crate::audit::{PublicKey, SigningKey};
 use crate::base::db;
 use crate::base::drain::Drain;
+use crate::base::secret::Secret;
 use crate::billing::Books;
 use crate::catalog::Catalog;
 use crate::config::Config;
@@ -76,6 +79,8 @@ pub struct Settings {
     pub retention: Duration,
     /// How long a resident's workspace is kept that nobody uses.
     pub workspace_retention: Duration,
+    /// What audit logs are signed with, for as long as the service runs.
+    pub signing_key: Secret,
 }
 
 /// What the supervisor composes.
@@ -94,6 +99,8 @@ pub struct Parts {
 
 struct Shared {
     settings: Settings,
+    /// The other half of its signing key.
+    public_key: PublicKey,
     config: ArcSwap<Config>,
     catalog: ArcSwap<Catalog>,
     seats: Seats,
@@ -129,8 +136,10 @@ impl Supervisor {
         config.identity.deployment = Some(books.deployment().await?);
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         tell_idle(relay.as_deref(), &catalog);
+        let public_key = *SigningKey::new(Some(&settings.signing_key))?.public();
         let stock = Stock::new(&settings, &config, &catalog);
         let supervisor = Self(Arc::new(Shared {
+            public_key,
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
             seats,
@@ -200,6 +209,11 @@ impl Supervisor {
     /// The file of a run's audit log.
     pub fn audit_log(&self, run: &str) -> PathBuf {
         self.0.settings.audit_log(run)
+    }
+
+    /// Whose signatures are in the audit logs.
+    pub fn public_key(&self) -> PublicKey {
+        self.0.public_key
     }
 
     /// Puts others in force, for runs that are accepted from now on.

@@ -17,8 +17,8 @@ use super::Api;
 use super::error::{Error, ErrorBody};
 use super::extract::{Asked, At, Caller};
 use super::refusal::{NotAllowed, NotFound, NotUnderstood};
-use crate::audit::read;
-use crate::audit::verify::{self, Report};
+use crate::audit::seal::{self, Unproved};
+use crate::audit::verify::Report;
 use crate::delivery::outbox::{Job, Verdict};
 use crate::grant::Access;
 use crate::journal::{Row, State as Progress};
@@ -36,9 +36,11 @@ pub(super) struct Output {
 /// What a run's audit log says, and whether that can be believed.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Audit {
-    /// Each record continues the one before it, and the signatures hold.
+    /// It is this run's log, each record continues the one before it, and the signatures hold; of a run that has ended, it
+    /// is also what it was then, to the last record.
     verified: bool,
-    /// Why not: the first record that was changed.
+    /// Why not, in words.
+    #[schema(example = "it has 3 of its 8 records: some are missing at its end")]
     broken: Option<String>,
     records: u64,
     /// The times of the first and the last record.
@@ -158,26 +160,38 @@ pub(super) async fn audit(
     let row = readable(&api, &caller, &id).await?;
     let path = api.supervisor.audit_log(&row.id);
     match how.raw.unwrap_or_default() {
-        0 => Ok(Json(prove(path, row.state).await?).into_response()),
+        0 => Ok(Json(prove(&api, &row, path).await?).into_response()),
         1 => send(&path, "application/x-ndjson").await,
         _ => Err(Error::parameter("`raw` is 0 or 1")),
     }
 }
 
-async fn prove(path: PathBuf, state: Progress) -> Result<Audit, Error> {
-    let mut log = tokio::fs::read(&path).await.map_err(|error| gone(error, "audit log"))?;
-    if state != Progress::Ended {
-        // The last line may be written just now.
-        log.truncate(log.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
-    }
-    let proved = tokio::task::spawn_blocking(move || verify::check(&*log, None)).await;
-    match proved.map_err(Error::internal)? {
-        Ok(report) => Ok(Audit::new(&report, None)),
-        Err(read::Error::Broken(broken)) => {
-            Ok(Audit::new(&Report::default(), Some(broken.to_string())))
+async fn prove(api: &Api, row: &Row, path: PathBuf) -> Result<Audit, Error> {
+    let seal = api.supervisor.journal().seal(&row.id).await?;
+    let log = match (tokio::fs::read(&path).await, &seal) {
+        (Err(error), Some(seal)) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Audit::unproved(&Unproved::Gone { sealed: seal.records }));
         }
-        Err(error) => Err(Error::internal(error)),
+        (log, _) => log.map_err(|error| gone(error, "audit log"))?,
+    };
+    let (run, key) = (row.id.clone(), api.supervisor.public_key());
+    let has_ended = row.state == Progress::Ended;
+    let proved = tokio::task::spawn_blocking(move || match seal {
+        Some(seal) => seal.check(&*log, &run),
+        None if has_ended => Err(Unproved::Unsealed),
+        None => seal::check_open(whole_lines(&log), &run, &key),
+    });
+    match proved.await.map_err(Error::internal)? {
+        Ok(report) => Ok(Audit::new(&report, None)),
+        Err(Unproved::Io(error)) => Err(Error::internal(error)),
+        Err(why) => Ok(Audit::unproved(&why)),
     }
+}
+
+/// The last line may be written just now.
+fn whole_lines(log: &[u8]) -> &[u8] {
+    let end = log.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    &log[..end]
 }
 
 /// What has become of a run's commits
@@ -295,6 +309,11 @@ fn gone(error: io::Error, what: &str) -> Error {
 }
 
 impl Audit {
+    /// What such a log says is not told, since nobody can tell who says it.
+    fn unproved(why: &Unproved) -> Self {
+        Self::new(&Report::default(), Some(why.to_string()))
+    }
+
     fn new(report: &Report, broken: Option<String>) -> Self {
         Self {
             verified: broken.is_none(),

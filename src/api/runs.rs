@@ -34,6 +34,7 @@ pub(super) struct Run {
 
 /// A run as lists have it: without what came of it, which may be long.
 #[derive(Serialize, ToSchema)]
+#[schema(as = ListedRun)]
 pub(super) struct Listed {
     #[schema(example = "run-019a1b2c-3d4e-7f60-8a1b-2c3d4e5f6071")]
     id: String,

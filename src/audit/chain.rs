@@ -10,6 +10,8 @@
 //! The proof works on raw bytes and only then looks inside, so there is no second spelling of a
 //! record (a space, an upper-case digit, another order) that would also pass.
 
+use std::fmt;
+
 use ring::digest::{SHA256, digest};
 
 use super::record::Record;
@@ -138,6 +140,12 @@ impl Hash {
 
     pub fn as_bytes(&self) -> &[u8; 64] {
         &self.0
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(str::from_utf8(&self.0).expect("digits are ASCII"))
     }
 }
 

@@ -4,6 +4,10 @@
 //! one signature vouches for all that stands before it.
 
 use std::fmt;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
@@ -70,6 +74,40 @@ impl PublicKey {
     }
 }
 
+/// The seed in a file, which is made with one, for its owner alone, where there is none. Whoever is first has made it.
+///
+/// # Errors
+/// The file cannot be made or read, or holds something else.
+pub fn kept_seed(path: &Path) -> Result<Secret, Error> {
+    let failed = |source| Error::KeyFile { path: path.to_owned(), source };
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make_seed(path, &random()?).map_err(failed)?;
+            fs::read_to_string(path)
+        }
+        read => read,
+    };
+    let seed = Secret::new(text.map_err(failed)?.trim());
+    SigningKey::new(Some(&seed)).map(|_| seed)
+}
+
+/// It gets its name when it is whole, and on the disk: what is signed with a key that a power cut takes is worth little.
+fn make_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
+    let mut text = [b'\n'; 65];
+    hex::encode(seed, &mut text[..64]);
+    let folder = path.parent().unwrap_or(Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let fresh = path.with_extension(uuid::Uuid::now_v7().simple().to_string());
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    let linked = file.write_all(&text).and_then(|()| file.sync_all());
+    let linked = linked.and_then(|()| fs::hard_link(&fresh, path));
+    fs::remove_file(&fresh)?;
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => File::open(folder)?.sync_all(),
+    }
+}
+
 /// Shows its public half.
 impl fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,6 +149,9 @@ fn decode(what: &'static str, text: &str) -> Result<[u8; 32], Error> {
     let bytes = hex::decode(text).or_else(|| b64::decode_any(text));
     bytes.ok_or(Error::Key { what, characters: text.chars().count() })
 }
+
+/// What the file is called in a state directory.
+pub const KEY_FILE: &str = "audit.key";
 
 const DOMAIN: &[u8] = b"cogni-gateway audit checkpoint v1 ";
 

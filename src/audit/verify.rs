@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use super::Error;
-use super::chain::{MAX_UNSETTLED, Why};
+use super::chain::{Hash, MAX_UNSETTLED, Why};
 use super::key::PublicKey;
 use super::read::{self, Broken, Checkpoint, Entry, Event, Reader, Settlement};
 use super::record::Outcome;
@@ -37,6 +37,8 @@ pub struct Report {
     pub spent: Amount,
     /// Whether the last thing that happened was the run's orderly end.
     pub finished: bool,
+    /// The hash of the last record, where there is one.
+    pub head: Option<Hash>,
     pub signatures: Signatures,
 }
 
@@ -74,7 +76,8 @@ pub fn check(log: impl BufRead, pinned: Option<&PublicKey>) -> Result<Report, re
     while let Some(entry) = reader.entry()? {
         tally.add(&entry)?;
     }
-    Ok(tally.report())
+    let head = Some(*reader.position().chain.prev()).filter(|_| tally.report.records > 0);
+    Ok(Report { head, ..tally.report() })
 }
 
 /// Adds up what the records of one log say, and checks what only their meaning can tell.

@@ -164,7 +164,7 @@ fn apply(
         writeln!(out, "{line}")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let record = Record::open(&state, &job, setup::signing_key(&variable)?)?;
+    let record = Record::open(&state, &job, Some(setup::signing_key(&variable, &state)?))?;
     // Whatever else is configured: what comes from an agent is checked on its way in.
     let checked = line.replacen("git fetch", "git -c fetch.fsckObjects=true fetch --quiet", 1);
     let done =

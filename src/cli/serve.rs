@@ -81,7 +81,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         books: books.clone(),
         relay: relay(&given)?,
     };
-    let settings = given.settings();
+    let settings = given.settings()?;
     let machine = Machine {
         docker_socket: settings.host.docker_socket.clone(),
         driver: settings.driver,

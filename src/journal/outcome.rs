@@ -17,6 +17,7 @@ use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
 use super::Event;
 use super::row::Ended;
+use crate::audit::seal::Seal;
 
 /// A long text that stands in more than one place, as JSON has it between its quotes.
 struct Answer<'a>(Option<&'a str>);
@@ -28,8 +29,20 @@ pub(super) fn write(
     ended: &Ended,
     events: &[Event],
 ) -> rusqlite::Result<bool> {
-    let moved = "UPDATE run SET state = 'ended', ended = ?2, error_code = ?3 WHERE id = ?1 AND state <> 'ended'";
-    if change.execute(moved, params![run, now, ended.error_code])? == 0 {
+    let log = ended.log.as_ref();
+    let moved = change.execute(
+        "UPDATE run SET state = 'ended', ended = :now, error_code = :code, log_records = :records, log_head = :head,
+         log_key = :key WHERE id = :run AND state <> 'ended'",
+        named_params! {
+            ":run": run,
+            ":now": now,
+            ":code": ended.error_code,
+            ":records": log.map(|log| log.records.cast_signed()),
+            ":head": log.map(|log| &log.head),
+            ":key": log.map(|log| &log.public_key),
+        },
+    )?;
+    if moved == 0 {
         return Ok(false);
     }
     let answer = Answer::of(ended);
@@ -67,6 +80,17 @@ pub(super) fn output(
 ) -> rusqlite::Result<Option<(String, String)>> {
     let query = "SELECT coalesce(replace(stdout, char(1), answer), stdout), stderr FROM outcome WHERE run = ?1";
     let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    view.prepare_cached(query)?.query_row([run], read).optional()
+}
+
+/// What a run's log is held against.
+pub(super) fn seal(view: &rusqlite::Connection, run: &str) -> rusqlite::Result<Option<Seal>> {
+    let query =
+        "SELECT log_records, log_head, log_key FROM run WHERE id = ?1 AND log_records IS NOT NULL";
+    let read = |row: &rusqlite::Row<'_>| {
+        let records = row.get::<_, i64>(0)?.cast_unsigned();
+        Ok(Seal { records, head: row.get(1)?, public_key: row.get(2)? })
+    };
     view.prepare_cached(query)?.query_row([run], read).optional()
 }
 
@@ -161,7 +185,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_longest_text_is_found_whatever_is_in_it(texts in prop::collection::vec(".{0,40}", 1..6)) {
-            let document = json!({"k": texts, "n": 1}).to_string();
+            let document = json!(texts).to_string();
             let longest = longest_text(&document);
             let read: Value = serde_json::from_str(&format!("\"{longest}\"")).unwrap();
             prop_assert!(texts.iter().any(|text| read == **text));

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::event::Kind;
+use crate::audit::seal::Seal;
 
 /// A run that somebody asks for.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct Ended {
     pub result: Option<String>,
     pub stdout: String,
     pub stderr: String,
+    /// What its audit log is held against from now on; none where it has none, or none that is whole.
+    pub log: Option<Seal>,
     /// What its watchers are told when all of this is written down, and nothing after.
     pub words: Vec<(Kind, Value)>,
 }

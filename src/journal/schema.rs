@@ -53,4 +53,9 @@ ALTER TABLE run DROP COLUMN result;
 ALTER TABLE run DROP COLUMN stdout;
 ALTER TABLE run DROP COLUMN stderr;
 ",
+    "
+ALTER TABLE run ADD COLUMN log_records INTEGER;
+ALTER TABLE run ADD COLUMN log_head TEXT;
+ALTER TABLE run ADD COLUMN log_key TEXT;
+",
 ];

@@ -200,6 +200,7 @@ impl Shared {
 
     /// What cannot be written is tried again: nobody else will end it.
     pub(super) async fn end(&self, feed: &Feed, ended: Ended) {
+        let ended = Ended { log: self.seal(feed.run()).await, ..ended };
         let mut pause = FIRST_PAUSE;
         while let Err(error) = self.journal.end(feed, ended.clone()).await {
             tracing::error!(run = feed.run(), %error, "cannot write down how a run has ended");

@@ -78,7 +78,7 @@ fn of_result(mut result: RunResult, feed: &Feed) -> Ended {
     let code = result.error_code.map(|code| code.to_string());
     let result = Some(whole.to_string());
     words.push((Kind::Final, whole));
-    Ended { error_code: code, result, stdout, stderr, words }
+    Ended { error_code: code, result, stdout, stderr, words, log: None }
 }
 
 const INTERRUPTED: &str = "interrupted";

@@ -9,7 +9,7 @@ use anyhow::Context;
 use super::bill::Bill;
 use super::delivering::Left;
 use super::{Supervisor, Wanted, ending};
-use crate::audit::verify;
+use crate::audit::seal::Seal;
 use crate::journal::{Kind, Row, State};
 use crate::runner::sweep::Sweep;
 
@@ -60,8 +60,7 @@ impl Supervisor {
         if !log.exists() {
             return Ok(());
         }
-        let is_closed = verify::verify(&log, None).is_ok_and(|report| report.finished);
-        if is_closed {
+        if Seal::of(&log, run, &self.public_key()).is_ok() {
             return Ok(());
         }
         let config = wanted.config(run, &self.0.settings, &self.0.config.load());

@@ -167,6 +167,7 @@ impl Wanted {
         let mut config = base.clone();
         self.request(run, settings, base).configure(&mut config);
         config.audit.path = Some(settings.audit_log(run));
+        config.audit.signing_key = Some(settings.signing_key.clone());
         config
     }
 

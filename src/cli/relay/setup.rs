@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use http::Uri;
 
 use super::default_state;
+use crate::audit;
 use crate::base::secret::Secret;
 use crate::delivery::{Access, Relay, Settings};
 use crate::forge::credential::{App, Credential};
@@ -110,7 +111,7 @@ impl Setup {
             committer: self.committer()?,
             access: self.access(&variable)?,
             network: self.network(&variable)?,
-            signing_key: signing_key(&variable)?,
+            signing_key: Some(signing_key(&variable, &state)?),
             known,
         };
         Ok(Relay::open(settings)?)
@@ -161,11 +162,15 @@ impl Setup {
     }
 }
 
-/// What signs statements and logs, as for the gateway.
+/// What signs statements and logs: as for the gateway, else what is kept with them.
 pub(super) fn signing_key(
     variable: &impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Option<Secret>> {
-    secret(None, "AUDIT_SIGNING_KEY", variable)
+    state: &Path,
+) -> anyhow::Result<Secret> {
+    match secret(None, "AUDIT_SIGNING_KEY", variable)? {
+        Some(given) => Ok(given),
+        None => Ok(audit::kept_seed(&state.join(audit::KEY_FILE))?),
+    }
 }
 
 /// A secret: from the file that a flag or the variable `NAME_FILE` names, or from the variable itself.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
+use crate::audit;
 use crate::catalog::Catalog;
 use crate::cli::relay::Setup;
 use crate::cli::run::init;
@@ -94,10 +95,17 @@ impl Given {
         Ok(Self { config, serve, catalog, relay, init })
     }
 
-    /// What the supervisor is to know.
-    pub fn settings(&self) -> Settings {
+    /// What the supervisor is to know. Where no key is configured to sign audit logs with, there is one from now on.
+    ///
+    /// # Errors
+    /// There is no key, and none can be made.
+    pub fn settings(&self) -> anyhow::Result<Settings> {
+        let signing_key = match &self.config.audit.signing_key {
+            Some(configured) => configured.clone(),
+            None => audit::kept_seed(&self.serve.state_dir.join(audit::KEY_FILE))?,
+        };
         let Serve { docker_socket, run_dir, .. } = self.serve.clone();
-        Settings {
+        Ok(Settings {
             state_dir: self.serve.state_dir.clone(),
             host: Host { docker_socket, run_dir, init: self.init.clone() },
             driver: self.serve.driver,
@@ -106,7 +114,8 @@ impl Given {
             grace: self.serve.grace,
             retention: self.serve.retention,
             workspace_retention: self.serve.workspace_retention,
-        }
+            signing_key,
+        })
     }
 }
 

@@ -1,0 +1,114 @@
+//! What is remembered of a log elsewhere when its run has ended, and how the file is held against that later.
+//!
+//! A chain finds what was changed inside a log, and a checkpoint says who signed it. Neither tells that this is the file
+//! that was closed: another run's log is whole, too, and so is the beginning of its own, and one that somebody has
+//! written and signed with a key of their own. Whoever remembers a log's [`Seal`] is told of all of these.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+
+use super::PublicKey;
+use super::read::{self, Broken};
+use super::verify::{self, Report};
+
+/// A log as it was when its run had ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seal {
+    pub records: u64,
+    /// The hash of the last record, which stands for all of them.
+    pub head: String,
+    /// Whose signature that record is.
+    pub public_key: String,
+}
+
+/// Why a log cannot be believed.
+#[derive(Debug, thiserror::Error)]
+pub enum Unproved {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error("it is the log of run `{0}`")]
+    OtherRun(String),
+    #[error("the run's end is not in it: records are missing, or its process could not close it")]
+    Unfinished,
+    #[error("it is not signed to its end with this service's key, `{0}`")]
+    Unsigned(PublicKey),
+    #[error("it has {found} of its {sealed} records: some are missing at its end")]
+    Shorter { found: u64, sealed: u64 },
+    #[error("it has {found} records, and had {sealed} when the run ended: some were added")]
+    Longer { found: u64, sealed: u64 },
+    #[error("it is another log than when the run ended, signed with another key: `{0}`")]
+    OtherKey(String),
+    #[error("it is another log than when the run ended: records were changed, and all signed anew")]
+    Rewritten,
+    #[error("it is gone: it had {sealed} records when the run ended")]
+    Gone { sealed: u64 },
+    #[error(
+        "nothing was written down about it when the run ended, so nobody can tell whether it is the same: the run was \
+         an earlier version's, or its log could not be closed"
+    )]
+    Unsealed,
+}
+
+impl Seal {
+    /// Of a run's log that is whole, closed in order, and signed at its end with `key`. Blocks.
+    ///
+    /// # Errors
+    /// What it is not.
+    pub fn of(path: &Path, run: &str, key: &PublicKey) -> Result<Self, Unproved> {
+        let report = whole(BufReader::new(File::open(path)?), run, Some(key))?;
+        let Some(head) = report.head.filter(|_| report.finished) else {
+            return Err(Unproved::Unfinished);
+        };
+        if report.signatures.last != Some(report.records) {
+            return Err(Unproved::Unsigned(*key));
+        }
+        let public_key = key.to_string();
+        Ok(Self { records: report.records, head: head.to_string(), public_key })
+    }
+
+    /// Proves that a log is the one that was sealed.
+    ///
+    /// # Errors
+    /// How it differs.
+    pub fn check(&self, log: impl BufRead, run: &str) -> Result<Report, Unproved> {
+        let report = whole(log, run, None)?;
+        let (found, sealed) = (report.records, self.records);
+        let signer = report.signatures.key.map(|key| key.to_string());
+        if report.head.is_some_and(|head| head.to_string() == self.head) {
+            return Ok(report);
+        }
+        Err(match signer.filter(|signer| *signer != self.public_key) {
+            Some(signer) => Unproved::OtherKey(signer),
+            None if found < sealed => Unproved::Shorter { found, sealed },
+            None if found > sealed => Unproved::Longer { found, sealed },
+            None => Unproved::Rewritten,
+        })
+    }
+}
+
+/// Proves the log of a run that has not ended, as far as it goes. Its process signs with `key`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_open(log: impl BufRead, run: &str, key: &PublicKey) -> Result<Report, Unproved> {
+    let report = whole(log, run, Some(key))?;
+    match report.signatures.foreign {
+        0 => Ok(report),
+        _ => Err(Unproved::Unsigned(*key)),
+    }
+}
+
+/// The chain from its first record to its last, and whose it is.
+fn whole(log: impl BufRead, run: &str, key: Option<&PublicKey>) -> Result<Report, Unproved> {
+    let report = verify::check(log, key).map_err(|error| match error {
+        read::Error::Io(error) => Unproved::Io(error),
+        read::Error::Broken(broken) => Unproved::Broken(broken),
+    })?;
+    if report.records > 0 && report.run != run {
+        return Err(Unproved::OtherRun(report.run));
+    }
+    Ok(report)
+}

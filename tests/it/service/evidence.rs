@@ -1,0 +1,197 @@
+//! A4, G11: a run's audit log is told as proved when it is the one that was closed when the run ended, and not otherwise.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use cogni_gateway::audit::record::{Finished, Started};
+use cogni_gateway::audit::relay::Applied;
+use cogni_gateway::audit::{Config, KEY_FILE, Log};
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::budget::Amount;
+use serde_json::{Value, json};
+
+use super::{Place, ask};
+use crate::support::process::patience;
+use crate::support::service::Service;
+
+/// Whoever can write the directory of the logs can put another log there, but not one that passes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_was_forged_swapped_or_cut_is_told_from_the_one_that_was_closed() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let (other, run) = (service.run(&ask("one")).await, service.run(&ask("two")).await);
+    service.ended(&other).await;
+    service.ended(&run).await;
+    let (file, key) = (place.audit_log(&run), key(&place));
+    let log = fs::read(&file).unwrap();
+    let lines: Vec<_> = log.split_inclusive(|byte| *byte == b'\n').collect();
+    let sealed = proof(&service, &run).await;
+    assert_eq!(
+        (&sealed["verified"], &sealed["finished"]),
+        (&json!(true), &json!(true)),
+        "{sealed}"
+    );
+    assert_eq!(sealed["records"], json!(lines.len()));
+
+    let mut reasons = vec![];
+    let mut forge = async |name: &str, forged: &dyn Fn(&Path)| {
+        forged(&file);
+        let proof = proof(&service, &run).await;
+        assert_eq!(proof["verified"], false, "{name}: {proof}");
+        assert_eq!(proof["records"], 0, "what it says is told, as if it were true: {proof}");
+        let reason = proof["broken"].as_str().unwrap();
+        let reason = reason.replace(&other, "OTHER").replace(&other_key().1, "KEY");
+        let all = lines.len();
+        let counts = [(all + 3, "ALL + 3"), (all, "ALL"), (all - 1, "ALL - 1")];
+        let reason = counts.iter().fold(reason, |reason, (count, name)| {
+            let count = |words: &str| (format!("{words} {count} "), format!("{words} {name} "));
+            let named = [count("has"), count("its"), count("had")];
+            named.iter().fold(reason, |reason, (count, name)| reason.replace(count, name))
+        });
+        reasons.push(format!("{name}: {reason}"));
+        fs::write(&file, &log).unwrap();
+    };
+    forge("swapped", &|file| {
+        fs::copy(place.audit_log(&other), file).unwrap();
+    })
+    .await;
+    forge("its first record", &|file| fs::write(file, lines[0]).unwrap()).await;
+    forge("without its signature", &|file| {
+        fs::write(file, lines[..lines.len() - 1].concat()).unwrap();
+    })
+    .await;
+    forge("empty", &|file| fs::write(file, "").unwrap()).await;
+    forge("gone", &|file| fs::remove_file(file).unwrap()).await;
+    forge("a byte", &|file| {
+        fs::write(file, String::from_utf8_lossy(&log).replacen("acct-1", "acct-2", 1)).unwrap();
+    })
+    .await;
+    forge("by another key", &|file| write(file, &run, &other_key().0, lines.len())).await;
+    forge("by our own key", &|file| write(file, &run, &key, lines.len())).await;
+    forge("gone on with", &|file| append(file, &run, &key)).await;
+    insta::assert_snapshot!(reasons.join("\n"), @"
+    swapped: it is the log of run `OTHER`
+    its first record: it has 1 of its ALL records: some are missing at its end
+    without its signature: it has ALL - 1 of its ALL records: some are missing at its end
+    empty: it has 0 of its ALL records: some are missing at its end
+    gone: it is gone: it had ALL records when the run ended
+    a byte: record 1 (line 1, byte 0): the content does not match its hash
+    by another key: it is another log than when the run ended, signed with another key: `KEY`
+    by our own key: it is another log than when the run ended: records were changed, and all signed anew
+    gone on with: it has ALL + 3 records, and had ALL when the run ended: some were added
+    ");
+    assert_eq!(proof(&service, &run).await, sealed, "the log itself is as good as ever");
+    place.stop(service);
+}
+
+/// One key signs for all processes that have the directory, and it is nobody else's to read.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_state_directory_outlives_its_processes() {
+    let place = Place::new("").await;
+    let mut keys = vec![];
+    for _ in 0..2 {
+        let service = place.start();
+        let run = service.run(&ask("hello")).await;
+        service.ended(&run).await;
+        let proof = proof(&service, &run).await;
+        assert_eq!(proof["verified"], true, "{proof}");
+        keys.push(proof["public_key"].clone());
+        place.stop(service);
+    }
+    assert_eq!(keys[0], keys[1]);
+    let mode = fs::metadata(place.state_dir().join(KEY_FILE)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    // Whoever brings a key of their own has that instead; what was signed before is as good as it was.
+    let mut place = place;
+    let (seed, public) = other_key();
+    place.set("AUDIT_SIGNING_KEY", &seed);
+    let service = place.start();
+    let run = service.run(&ask("hello")).await;
+    service.ended(&run).await;
+    assert_eq!(proof(&service, &run).await["public_key"], json!(public));
+    let listed = service.get("/api/v1/runs").await.json();
+    for row in listed["runs"].as_array().unwrap() {
+        assert_eq!(proof(&service, row["id"].as_str().unwrap()).await["verified"], true, "{row}");
+    }
+    place.stop(service);
+}
+
+/// A run that its process has left is closed by the next one, which vouches for its log from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_an_interrupted_run_is_closed_and_vouched_for() {
+    let place = Place::new("gate=1").await;
+    let mut service = place.start();
+    let run = service.run(&ask("hello")).await;
+    let log = place.audit_log(&run);
+    let is_admitted = || fs::read_to_string(&log).is_ok_and(|log| log.contains("request.admitted"));
+    tokio::task::block_in_place(|| patience(is_admitted, || "no call is admitted".to_owned()));
+    let open = proof(&service, &run).await;
+    assert_eq!((&open["verified"], &open["finished"]), (&json!(true), &json!(false)), "{open}");
+    service.process.signal("KILL");
+    service.process.wait();
+    // As a crash in the middle of a write leaves it.
+    let torn = [fs::read(&log).unwrap(), b"{\"v\":1,\"seq\":".to_vec()].concat();
+    fs::write(&log, torn).unwrap();
+
+    let service = place.start();
+    let row = service.ended(&run).await;
+    assert_eq!(row["error_code"], "interrupted");
+    let closed = proof(&service, &run).await;
+    let facts = json!([closed["verified"], closed["finished"], closed["open"], closed["crashed"]]);
+    assert_eq!(facts, json!([true, true, 0, 1]), "{closed}");
+    let text = fs::read_to_string(&log).unwrap();
+    fs::write(&log, text.split_inclusive('\n').take(3).collect::<String>()).unwrap();
+    assert_eq!(proof(&service, &run).await["verified"], false);
+    place.stop(service);
+}
+
+async fn proof(service: &Service, run: &str) -> Value {
+    service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
+}
+
+fn key(place: &Place) -> String {
+    fs::read_to_string(place.state_dir().join(KEY_FILE)).unwrap()
+}
+
+/// A forger's, and its other half.
+fn other_key() -> (String, String) {
+    let key = cogni_gateway::audit::SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
+    ("22".repeat(32), key.public().to_string())
+}
+
+/// A log of so many records that is as good as any, but for who has written it.
+fn write(file: &Path, run: &str, key: &str, records: usize) {
+    fs::remove_file(file).unwrap();
+    let log = open(file, run, key);
+    for _ in 0..records - 3 {
+        log.relayed(&Applied { relay: "-", head: "-" });
+    }
+    finish(&log);
+}
+
+/// Three records more: a start, an end and its signature.
+fn append(file: &Path, run: &str, key: &str) {
+    finish(&open(file, run, key));
+}
+
+fn open(file: &Path, run: &str, key: &str) -> Log {
+    let key = Some(Secret::new(key.trim()));
+    let config = Config { path: Some(file.to_owned()), signing_key: key, ..Config::default() };
+    let started = Started {
+        run: run.to_owned(),
+        attempt: "1".to_owned(),
+        account: "acct-1".to_owned(),
+        version: "0".to_owned(),
+        policy: "-".to_owned(),
+        prices: "-".to_owned(),
+        trace: None,
+        upstream: "openai",
+    };
+    Log::open(&config, &started).unwrap().0
+}
+
+fn finish(log: &Log) {
+    log.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 }).unwrap();
+}
