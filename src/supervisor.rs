@@ -16,6 +16,7 @@ mod delivering;
 mod ending;
 mod lock;
 mod models;
+mod past;
 mod recovery;
 mod script;
 mod sealing;
@@ -79,6 +80,8 @@ pub struct Settings {
     pub retention: Duration,
     /// How long a resident's workspace is kept that nobody uses.
     pub workspace_retention: Duration,
+    /// How long audit logs are kept; for ever where nobody says.
+    pub audit_retention: Option<Duration>,
     /// What audit logs are signed with, for as long as the service runs.
     pub signing_key: Secret,
 }
@@ -235,8 +238,13 @@ impl Supervisor {
             all: false,
         };
         let housekeeping = async {
+            let mut thrown: Option<Instant> = None;
             while !stop.is_cancelled() {
                 self.tidy(&stop).await;
+                if thrown.is_none_or(|at| at.elapsed() >= THROW_EVERY) {
+                    Box::pin(self.0.throw_away()).await;
+                    thrown = Some(Instant::now());
+                }
                 tokio::select! {
                     () = sleep(TIDY_EVERY) => (),
                     () = stop.cancelled() => (),
@@ -360,6 +368,9 @@ const RESIDENT_WAIT: Duration = Duration::from_mins(10);
 
 /// How often a service looks for what is due.
 const TIDY_EVERY: Duration = Duration::from_secs(30);
+
+/// How often it looks for files that are older than they are kept.
+const THROW_EVERY: Duration = Duration::from_hours(1);
 
 /// How often it looks for what crashed processes have left.
 const SWEEP_EVERY: Duration = Duration::from_mins(5);

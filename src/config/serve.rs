@@ -50,6 +50,9 @@ pub struct Serve {
     /// How long the workspace of a resident sandbox is kept that nobody uses.
     #[serde(with = "humantime_serde")]
     pub workspace_retention: Duration,
+    /// How long audit logs are kept, and never for less than their runs; without it, for ever.
+    #[serde(with = "humantime_serde")]
+    pub audit_retention: Option<Duration>,
     /// How long a call may go without a receipt before its run is flagged.
     #[serde(with = "humantime_serde")]
     pub receipt_bound: Duration,
@@ -140,6 +143,7 @@ impl Default for Serve {
             drain_timeout: Duration::from_secs(30),
             retention: Duration::from_hours(30 * 24),
             workspace_retention: Duration::from_hours(30 * 24),
+            audit_retention: None,
             receipt_bound: Duration::from_mins(15),
             reconcile_every: Duration::from_mins(5),
         }

@@ -114,6 +114,7 @@ impl Given {
             grace: self.serve.grace,
             retention: self.serve.retention,
             workspace_retention: self.serve.workspace_retention,
+            audit_retention: self.serve.audit_retention,
             signing_key,
         })
     }

@@ -1,18 +1,22 @@
-//! A4, G11: a run's audit log is told as proved when it is the one that was closed when the run ended, and not otherwise.
+//! A4, G11: a run's audit log is told as proved when it is the one that was closed when the run ended, and not otherwise;
+//! logs that are old enough go, where somebody has said so.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
 
 use cogni_gateway::audit::record::{Finished, Started};
 use cogni_gateway::audit::relay::Applied;
 use cogni_gateway::audit::{Config, KEY_FILE, Log};
+use cogni_gateway::base::db::Database;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::budget::Amount;
+use cogni_gateway::journal;
 use serde_json::{Value, json};
 
 use super::{Place, ask};
-use crate::support::process::patience;
+use crate::support::process::{PATIENCE, patience};
 use crate::support::service::Service;
 
 /// Whoever can write the directory of the logs can put another log there, but not one that passes.
@@ -147,6 +151,68 @@ async fn the_log_of_an_interrupted_run_is_closed_and_vouched_for() {
     place.stop(service);
 }
 
+/// The relay's directory is swept by the service, too, and not only by whoever thinks of `relay sweep`.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
+    let place = Place::new("").await;
+    let work = place.state_dir().join("work");
+    let (old, young) = (work.join("old"), work.join("young"));
+    for directory in [&old, &young] {
+        fs::create_dir_all(directory).unwrap();
+        fs::write(directory.join("bundle"), "x").unwrap();
+    }
+    let long_ago = SystemTime::now() - Duration::from_hours(31 * 24);
+    fs::File::open(&old).unwrap().set_modified(long_ago).unwrap();
+    let service = place.start();
+    tokio::task::block_in_place(|| patience(|| !old.exists(), || "it is still there".to_owned()));
+    assert!(young.exists(), "it is young");
+    place.stop(service);
+}
+
+/// A log goes when it is old and its run is forgotten, and no sooner.
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_go_when_they_are_older_than_they_are_kept() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let mut runs = vec![];
+    for text in ["forgotten", "remembered", "young"] {
+        let run = service.run(&ask(text)).await;
+        service.ended(&run).await;
+        runs.push(run);
+    }
+    place.stop(service);
+    let [forgotten, remembered, young] = &runs[..] else { unreachable!() };
+    let beside = place.audit_log(forgotten).with_extension("jsonl.torn-3");
+    fs::write(&beside, "{").unwrap();
+    for log in [place.audit_log(forgotten), place.audit_log(remembered), beside.clone()] {
+        let long_ago = SystemTime::now() - Duration::from_hours(3);
+        fs::File::options().append(true).open(log).unwrap().set_modified(long_ago).unwrap();
+    }
+    for run in [forgotten, young] {
+        end_long_ago(&place, run).await;
+    }
+
+    // Nobody has said for how long they are kept.
+    let service = place.start();
+    let is_forgotten = format!("/api/v1/runs/{forgotten}");
+    let begun = Instant::now();
+    while service.get(&is_forgotten).await.status != 404 {
+        assert!(begun.elapsed() < PATIENCE, "it is not forgotten");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    place.stop(service);
+    assert!(runs.iter().all(|run| place.audit_log(run).exists()), "kept for ever");
+
+    place.write_config("audit_retention = \"2h\"");
+    let service = place.start();
+    let is_gone = || !place.audit_log(forgotten).exists() && !beside.exists();
+    tokio::task::block_in_place(|| patience(is_gone, || "the old log is still there".to_owned()));
+    assert!(place.audit_log(remembered).exists(), "its run is remembered");
+    assert!(place.audit_log(young).exists(), "it is young");
+    assert_eq!(proof(&service, remembered).await["verified"], true);
+    place.stop(service);
+}
+
 async fn proof(service: &Service, run: &str) -> Value {
     service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
 }
@@ -194,4 +260,12 @@ fn open(file: &Path, run: &str, key: &str) -> Log {
 
 fn finish(log: &Log) {
     log.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 }).unwrap();
+}
+
+/// So that it is forgotten at the next start.
+async fn end_long_ago(place: &Place, run: &str) {
+    let file = place.state_dir().join("state.db");
+    let (database, run) = (Database::open(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
+    let end = "UPDATE run SET ended = 1 WHERE id = ?1";
+    database.write(move |change| change.execute(end, [run])).await.unwrap();
 }

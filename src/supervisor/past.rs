@@ -1,0 +1,98 @@
+//! What is thrown away of what lies beside the database, when it is older than it is kept: what the relay does not need
+//! any more, and audit logs, where somebody has said for how long they are kept.
+//!
+//! **Invariant:** no log goes before its run is forgotten, nor one that tells of work which is still kept.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use tokio::task::spawn_blocking;
+
+use super::Shared;
+use crate::delivery::{Relay, outbox, sweep};
+
+impl Shared {
+    /// What cannot be thrown away now is the next time.
+    pub(super) async fn throw_away(&self) {
+        if let Some(relay) = &self.relay
+            && let Err(error) = self.sweep_relay(Arc::clone(relay)).await
+        {
+            tracing::error!("cannot throw away what the relay has delivered: {error:#}");
+        }
+        if let Some(age) = self.settings.audit_retention
+            && let Err(error) = self.throw_logs_away(age).await
+        {
+            tracing::error!("cannot throw old audit logs away: {error:#}");
+        }
+    }
+
+    async fn sweep_relay(&self, relay: Arc<Relay>) -> anyhow::Result<()> {
+        let (state, age) = (self.settings.state_dir.clone(), self.settings.retention);
+        let swept = spawn_blocking(move || sweep::sweep(&state, relay.outbox(), age)).await??;
+        let sweep::Swept { delivered, works, mirrors } = swept;
+        if delivered + works + mirrors > 0 {
+            tracing::info!(delivered, works, mirrors, "threw away what the relay has delivered");
+        }
+        Ok(())
+    }
+
+    async fn throw_logs_away(&self, age: Duration) -> anyhow::Result<()> {
+        let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
+        let directory = self.settings.state_dir.join("audit");
+        let mut old = spawn_blocking(move || older(&directory, before)).await??;
+        let mut kept = vec![];
+        for name in old.keys() {
+            if self.journal.run(name).await?.is_some() || self.is_in_outbox(name).await? {
+                kept.push(name.clone());
+            }
+        }
+        old.retain(|name, _| !kept.contains(name));
+        let logs = old.len();
+        let gone = move || old.into_values().flatten().try_for_each(fs::remove_file);
+        spawn_blocking(gone).await??;
+        if logs > 0 {
+            tracing::info!(
+                logs,
+                "threw audit logs away that are older than `serve.audit_retention`"
+            );
+        }
+        Ok(())
+    }
+
+    async fn is_in_outbox(&self, id: &str) -> anyhow::Result<bool> {
+        let Some(relay) = self.relay.clone() else { return Ok(false) };
+        let id = id.to_owned();
+        match spawn_blocking(move || relay.outbox().get(&id)).await? {
+            Ok(_) => Ok(true),
+            Err(outbox::Error::Unknown(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Logs that were written for the last time before, with what a crash has left beside them, by whose they are.
+fn older(directory: &Path, before: SystemTime) -> anyhow::Result<HashMap<String, Vec<PathBuf>>> {
+    let mut old: HashMap<_, Vec<_>> = HashMap::new();
+    let entries = fs::read_dir(directory);
+    for entry in entries.with_context(|| format!("`{}`", directory.display()))? {
+        let entry = entry?;
+        let file = entry.file_name();
+        let Some((name, _)) = file.to_str().and_then(|file| file.split_once(".jsonl")) else {
+            continue;
+        };
+        let written = entry.metadata().and_then(|found| found.modified());
+        match written {
+            Ok(written) if written < before => {
+                old.entry(name.to_owned()).or_default().push(entry.path());
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => (),
+        }
+    }
+    Ok(old)
+}
