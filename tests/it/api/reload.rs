@@ -18,7 +18,7 @@ async fn what_needs_a_restart_is_said() {
     let mut process = Process::start(command.env("COGNI_RELAY_CONFIG", &rules), "build it");
     tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
     for (more, what) in [
-        ("max_runs = 7", "`[serve]` cannot change"),
+        ("retention = \"1d\"", "`[serve]` cannot change"),
         ("[metrics]\naddress = \"127.0.0.1:0\"", "`[metrics]` cannot change"),
         (
             "[upstream]\nurl = \"elsewhere:4000\"\nfirst_byte_timeout = \"1s\"",
@@ -87,6 +87,19 @@ async fn what_is_broken_does_not_begin_to_serve() {
         assert_eq!(status.code(), Some(2), "{name}={value}: {}", process.said());
         assert!(process.said().contains(told), "{name}={value}: {}", process.said());
     }
+}
+
+/// A number that nothing can count to is no setting, and the command says what it is for.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_setting_is_said() {
+    let place = Place::new("").await;
+    let file = place.path().join("serve.toml");
+    fs::write(&file, "[serve]\nmax_connections = 9000000000000000000").unwrap();
+    let mut process = Process::start(&mut place.command(), "build it");
+    assert_eq!(tokio::task::block_in_place(|| process.wait()).code(), Some(2));
+    insta::assert_snapshot!(process.said(), @"error: `serve.max_connections` is `9000000000000000000`; give 1 to 1000000");
+    let help = place.cogni(&["serve", "--help"]);
+    assert!(help.starts_with("Serve agents, chats and runs over HTTP"), "{help}");
 }
 
 /// A place for runs that is gone is seen by whoever sends work here.
