@@ -14,6 +14,7 @@ mod store;
 mod terms;
 mod token;
 
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 pub use access::Access;
@@ -88,11 +89,10 @@ impl Grant {
     /// # Errors
     /// The repository is not among those it names.
     pub fn allows_repository(&self, url: &str) -> Result<(), Denied> {
-        let is_local = |text: &str| text.starts_with("file://");
         let bare = url.strip_suffix(".git").unwrap_or(url);
         // What is on this machine is named on purpose: a `*` alone is for forges.
         let is_named = self.terms.repositories.iter().any(|pattern| {
-            is_local(pattern.as_str()) == is_local(url)
+            is_here(pattern.as_str()) == is_here(url)
                 && (pattern.matches(bare) || pattern.matches(url))
         });
         if is_named { Ok(()) } else { Err(Denied::Repository(url.to_owned())) }
@@ -102,4 +102,20 @@ impl Grant {
     pub fn is_admin(&self) -> bool {
         self.terms.access.contains(&Access::Admin)
     }
+}
+
+/// Whether a URL, or the beginning of URLs, is of this machine.
+fn is_here(url: &str) -> bool {
+    let Some((scheme, rest)) = url.split_once("://") else { return false };
+    if scheme == "file" {
+        return true;
+    }
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host = match authority.strip_prefix('[') {
+        Some(address) => address.split(']').next(),
+        None => authority.split(':').next(),
+    };
+    let host = host.unwrap_or_default();
+    let is_loopback = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    is_loopback || host.eq_ignore_ascii_case("localhost")
 }

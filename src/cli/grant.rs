@@ -1,6 +1,7 @@
 //! `cogni-gateway grant`: who may ask the service for what, beside the running service or before its first start.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -8,10 +9,22 @@ use anyhow::bail;
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use super::relay::StateDir;
+use super::relay::{StateDir, default_state};
 use crate::base::db::Database;
 use crate::budget::{Limits, Nanodollars, Tokens};
+use crate::config::Config;
 use crate::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
+
+/// Where the service has them.
+#[derive(Debug, clap::Args)]
+pub struct Place {
+    #[command(flatten)]
+    state: StateDir,
+
+    /// The service's file: its `serve.state_dir` counts where no other is given
+    #[arg(long, value_name = "FILE", env = "CONFIG")]
+    config: Option<PathBuf>,
+}
 
 /// What can be done with grants.
 #[derive(Debug, Subcommand)]
@@ -21,7 +34,7 @@ pub enum Command {
     /// Show all grants
     List {
         #[command(flatten)]
-        place: StateDir,
+        place: Place,
 
         /// Those that are worth nothing any more, too
         #[arg(long)]
@@ -34,14 +47,14 @@ pub enum Command {
     /// Show one grant, and all that it allows
     Show {
         #[command(flatten)]
-        place: StateDir,
+        place: Place,
 
         id: String,
     },
     /// Make a grant worthless; a running service knows within half a second
     Revoke {
         #[command(flatten)]
-        place: StateDir,
+        place: Place,
 
         id: String,
     },
@@ -51,7 +64,7 @@ pub enum Command {
 #[derive(Debug, clap::Args)]
 pub struct Mint {
     #[command(flatten)]
-    place: StateDir,
+    place: Place,
 
     /// Who has it, for people
     #[arg(long)]
@@ -193,8 +206,20 @@ async fn list(grants: &Grants, all: bool, json: bool, out: &mut impl Write) -> a
     Ok(())
 }
 
-fn open(place: &StateDir) -> anyhow::Result<Grants> {
-    Ok(Grants::new(Database::open(&place.path().join("state.db"), &[SCHEMA])?))
+fn open(place: &Place) -> anyhow::Result<Grants> {
+    Ok(Grants::new(Database::open(&place.path()?.join("state.db"), &[SCHEMA])?))
+}
+
+impl Place {
+    /// As the service itself finds it.
+    fn path(&self) -> anyhow::Result<PathBuf> {
+        if let Some(given) = self.state.given() {
+            return Ok(given);
+        }
+        let file = self.config.as_deref().filter(|file| !file.as_os_str().is_empty());
+        let serve = file.map(Config::read).transpose()?.and_then(|config| config.serve);
+        Ok(serve.map_or_else(default_state, |serve| serve.state_dir))
+    }
 }
 
 fn described(grant: &Grant, now: SystemTime) -> Value {

@@ -39,6 +39,10 @@ pub enum Invalid {
     Sandbox,
     #[error("the grant may have no run; give at least 1, or no limit")]
     MaxRuns,
+    #[error(
+        "a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too"
+    )]
+    Repositories,
     #[error("a grant's name has 1 to 128 characters, and none that cannot be seen")]
     Name,
 }
@@ -55,6 +59,9 @@ impl Terms {
         if self.max_runs == Some(0) {
             return Err(Invalid::MaxRuns);
         }
+        if !self.repositories.iter().all(is_bounded) {
+            return Err(Invalid::Repositories);
+        }
         if !self.access.contains(&Access::Runs) {
             return Ok(());
         }
@@ -65,4 +72,10 @@ impl Terms {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a pattern ends where a name does.
+fn is_bounded(pattern: &Pattern) -> bool {
+    let beginning = pattern.as_str().strip_suffix('*');
+    beginning.is_none_or(|text| text.is_empty() || text.ends_with(['/', ':']))
 }

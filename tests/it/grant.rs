@@ -261,6 +261,51 @@ fn grants_are_minted_and_revoked_by_the_command_line() {
     assert!(all.lines().count() == 2 && !all.contains(token.trim()), "{all}");
 }
 
+/// A3: what is on this machine is in no `*`, whatever it is called there.
+#[test]
+fn repositories_of_this_machine_are_named_on_purpose() {
+    let of = |named: &str| grant(Terms { repositories: vec![pattern(named)], ..terms() });
+    let here = [
+        "file:///srv/git/site.git",
+        "http://127.0.0.1:3000/acme/site.git",
+        "https://localhost/acme/site.git",
+        "http://[::1]:3000/acme/site.git",
+    ];
+    for url in here {
+        for wide in ["*", "https://*"] {
+            assert!(of(wide).allows_repository(url).is_err(), "{wide} {url}");
+        }
+    }
+    for (named, url) in [
+        ("file:///srv/git/*", here[0]),
+        ("http://127.0.0.1:*", here[1]),
+        ("http://127.0.0.1:3000/*", here[1]),
+        ("https://localhost/acme/site", here[2]),
+        ("http://[::1]:3000/acme/*", here[3]),
+        ("*", "https://github.com/acme/site.git"),
+        ("https://*", "https://127.0.0.1.example/acme/site.git"),
+    ] {
+        of(named).allows_repository(url).unwrap_or_else(|denied| panic!("{named}: {denied}"));
+    }
+}
+
+/// The service's own file says where its grants are.
+#[test]
+fn a_grant_is_minted_where_the_service_has_its_state() {
+    let place = tempdir().unwrap();
+    let file = place.path().join("serve.toml");
+    let text = format!("[serve]\nstate_dir = {:?}\n", place.path().join("there"));
+    std::fs::write(&file, text).unwrap();
+    let minted = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .args(["grant", "mint", "--name", "x", "--access", "read", "--config"])
+        .arg(&file)
+        .env_clear()
+        .output()
+        .unwrap();
+    assert!(minted.status.success(), "{}", String::from_utf8_lossy(&minted.stderr));
+    assert!(place.path().join("there/state.db").exists());
+}
+
 #[test]
 fn a_grant_that_makes_no_sense_is_not_minted() {
     let place = tempdir().unwrap();
@@ -269,6 +314,7 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
         &["mint", "--name", "x", "--allow-sandbox"],
         &["mint", "--name", "x", "--access", "read,everything"],
         &["mint", "--name", "x", "--access", "read", "--repo", "https://*/acme"],
+        &["mint", "--name", "x", "--access", "read", "--repo", "https://github.com/acme*"],
         &["mint", "--name", "x", "--access", "read", "--ttl", "20y"],
         &["mint", "--name", "", "--access", "read"],
         &["revoke", "grant-7"],
@@ -285,6 +331,7 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
     2 error: the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`
     2 error: invalid value 'everything' for '--access <KIND,…>': give read, runs, billing or admin
     2 error: invalid value 'https://*/acme' for '--repo <URL>': give a name, or the beginning of names and a `*`
+    2 error: a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too
     2 error: --ttl is from 1s to 10y; leave it out for a grant that does not end by itself
     2 error: a grant's name has 1 to 128 characters, and none that cannot be seen
     2 error: there is no grant `grant-7`; `cogni-gateway grant list` shows them

@@ -70,6 +70,11 @@ pub struct Setup {
 }
 
 impl StateDir {
+    /// Where somebody says.
+    pub fn given(&self) -> Option<PathBuf> {
+        self.state_dir.clone()
+    }
+
     pub fn path(&self) -> PathBuf {
         self.state_dir.clone().unwrap_or_else(default_state)
     }
