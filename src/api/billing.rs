@@ -131,7 +131,7 @@ pub(super) async fn receipts(
     State(api): State<Arc<Api>>,
     At(id): At<String>,
 ) -> Result<Json<Receipts>, Error> {
-    caller.may(Access::Read)?;
+    caller.may_look()?;
     let row = api.run_of(&caller, &id).await?;
     let bill = api.books.summary(&row.id).await.map_err(Error::internal)?;
     let receipts = api.books.receipts(&row.id).await.map_err(Error::internal)?;

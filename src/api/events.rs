@@ -16,7 +16,6 @@ use super::extract::{Asked, At, Caller};
 use super::refusal::{NotAllowed, NotFound, NotUnderstood};
 use super::watchers::Watcher;
 use crate::base::db;
-use crate::grant::Access;
 use crate::journal::Event;
 
 /// Where to begin.
@@ -64,7 +63,7 @@ pub(super) async fn of_run(
     Asked(from): Asked<From>,
     headers: HeaderMap,
 ) -> Result<Sse<KeepAliveStream<impl Stream<Item = Told> + use<>>>, Error> {
-    caller.may(Access::Read)?;
+    caller.may_look()?;
     let row = api.run_of(&caller, &id).await?;
     let given = [last_event(&headers)?, from.after];
     if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {

@@ -33,6 +33,11 @@ impl Caller {
     pub(super) fn may(&self, access: Access) -> Result<(), Error> {
         Ok(self.0.allows(access)?)
     }
+
+    /// At runs: at its own, or at everybody's.
+    pub(super) fn may_look(&self) -> Result<(), Error> {
+        self.may(Access::Read).or_else(|denied| self.may(Access::Admin).map_err(|_| denied))
+    }
 }
 
 impl FromRequestParts<Arc<Api>> for Caller {

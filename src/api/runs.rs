@@ -208,10 +208,17 @@ pub(super) async fn list(
     State(api): State<Arc<Api>>,
     Asked(which): Asked<Which>,
 ) -> Result<Json<Runs>, Error> {
-    caller.may(Access::Read)?;
+    caller.may_look()?;
     let limit = which.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
         return Err(Error::parameter("`limit` is from 1 to 200"));
+    }
+    if let Some(cursor) = &which.cursor {
+        let known = api.run_of(&caller, cursor).await;
+        known.map_err(|error| match error {
+            Error::NotFound(_) => Error::parameter("`cursor` is the `next` of a page before"),
+            error => error,
+        })?;
     }
     let filter = Filter {
         grant: (!caller.0.is_admin()).then(|| caller.0.id.clone()),
@@ -244,7 +251,7 @@ pub(super) async fn show(
     State(api): State<Arc<Api>>,
     At(id): At<String>,
 ) -> Result<Json<Run>, Error> {
-    caller.may(Access::Read)?;
+    caller.may_look()?;
     let row = api.run_of(&caller, &id).await?;
     Ok(Json(Run::of(&api, row).await?))
 }

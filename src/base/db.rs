@@ -40,7 +40,7 @@ pub struct Schema {
 /// Why a file cannot be read or written.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot use `{}`: {source}", path.display())]
+    #[error("cannot use `{}`", path.display())]
     File { path: PathBuf, source: Arc<io::Error> },
     #[error("the database cannot be read or written: {0}")]
     Sqlite(Arc<rusqlite::Error>),

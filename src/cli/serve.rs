@@ -37,12 +37,9 @@ use reload::{Bookkeeper, Reload};
 
 /// The command and its flags: its own, and one for each setting that is not about one run.
 pub fn command() -> Command {
-    given::augment(
-        Command::new("serve")
-            .about("Serve agents, chats and runs over HTTP, for those who hold a grant")
-            .after_help(EXAMPLE)
-            .args(flags::of(settings())),
-    )
+    // Last: flags that are put in bring their own words about themselves.
+    given::augment(Command::new("serve").after_help(EXAMPLE).args(flags::of(settings())))
+        .about("Serve agents, chats and runs over HTTP, for those who hold a grant")
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets runs end.

@@ -30,6 +30,11 @@ impl Artifacts {
         Ok(Self { directory: directory.to_owned() })
     }
 
+    /// A directory that was made before, and may be gone.
+    pub fn at(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
     pub fn directory(&self) -> &Path {
         &self.directory
     }

@@ -63,8 +63,13 @@ impl Shared {
             drop(live);
             metrics.sandbox_ended(&wanted.agent, outcome(&done), begun.elapsed());
             metrics.events_dropped(feed.dropped());
-            if let Err(error) = &done {
-                tracing::error!(run = feed.run(), "the run has failed: {error:#}");
+            match &done {
+                Err(error @ Failed::Internal(_)) => {
+                    tracing::error!(run = feed.run(), "the run has failed: {error:#}");
+                }
+                // What was asked for cannot be had; whoever asked is told.
+                Err(error) => tracing::info!(run = feed.run(), "the run has not begun: {error:#}"),
+                Ok(_) => (),
             }
             self.end(feed, ending::of(done, feed)).await;
         };

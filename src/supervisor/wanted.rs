@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -152,8 +153,14 @@ impl Wanted {
     ) -> anyhow::Result<Order> {
         let mut request = self.request(run, settings, config);
         // The service's is for agents that do not say.
-        let own = catalog.find(&self.agent)?.driver;
-        request.driver = Some(own.or(settings.driver));
+        let entry = catalog.find(&self.agent)?;
+        request.driver = Some(entry.driver.or(settings.driver));
+        if self.model.is_none() && entry.models.default.is_none() {
+            bail!(
+                "no model is named, and `{}` has none of its own; name one as `model`",
+                entry.name
+            );
+        }
         let config = self.config(run, settings, config);
         let mut order = request.order(config, settings.host.clone(), catalog)?;
         let longest = catalog.find(&self.agent)?.limits.limits().max_runtime;

@@ -186,6 +186,31 @@ async fn agents_are_listed_for_whoever_may_run_them() {
     place.stop(service);
 }
 
+/// A3: `admin` alone looks at everybody's runs, and a page goes on from a run that its reader can see.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_begins_where_its_reader_has_been() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let admin = place.mint(&["--access", "admin"]);
+    let run = grant.run(&asked("fake")).await;
+    grant.ended(&run).await;
+    for path in ["/api/v1/runs".to_owned(), format!("/api/v1/runs/{run}/receipts")] {
+        assert_eq!(admin.get(&path).await.status, 200, "{path}");
+    }
+    let after = |cursor: &str| format!("/api/v1/runs?cursor={cursor}");
+    assert_eq!(grant.get(&after(&run)).await.status, 200);
+    assert_eq!(other.get(&after(&run)).await.status, 400);
+    let refused = grant.get(&after("nonsense")).await;
+    assert_eq!(refused.status, 400);
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_parameter","message":"`cursor` is the `next` of a page before"}}"#);
+    let nameless =
+        json!({"agent": "sandbox:agent", "messages": [{"role": "user", "content": "hello"}]});
+    let refused = grant.post("/api/v1/runs", &nameless).await;
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_request","message":"no model is named, and `sandbox:agent` has none of its own; name one as `model`"}}"#);
+    place.stop(service);
+}
+
 /// L1: a repository without a key has no branch, and the run says so; more than that cannot be asked for in vain.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_goes_nowhere_is_said_or_refused() {
