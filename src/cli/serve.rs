@@ -25,10 +25,11 @@ use crate::base::drain::Drain;
 use crate::billing::{self, Books};
 use crate::catalog::available::{Availability, Machine};
 use crate::config::{SETTINGS, Setting};
-use crate::delivery::Relay;
+use crate::delivery::{Error, Relay};
 use crate::git;
 use crate::grant::{self, Grants};
 use crate::journal::{self, Journal};
+use crate::relay;
 use crate::supervisor::{Lock, Parts, Supervisor};
 
 pub use given::Given;
@@ -183,9 +184,9 @@ fn relay(given: &Given) -> anyhow::Result<Option<Arc<Relay>>> {
 }
 
 fn is_without_git(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause.downcast_ref().is_some_and(|error| matches!(error, git::Error::Unfit { .. }))
-    })
+    let without_git =
+        |error: &_| matches!(error, Error::Relay(relay::Error::Git(git::Error::Unfit { .. })));
+    error.downcast_ref().is_some_and(without_git)
 }
 
 /// Where runs have their directories. Others may pass through, and see nothing.

@@ -1,6 +1,7 @@
 //! A4: SIGHUP takes over all that it can, and says what it cannot; what is broken ends the start.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -102,6 +103,26 @@ async fn what_is_wrong_with_a_setting_is_said() {
     assert!(help.starts_with("Serve agents, chats and runs over HTTP"), "{help}");
 }
 
+/// Agents without repositories need no git, and whoever looks is told that there is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_git_there_are_runs_and_no_relay() {
+    let place = Place::new("").await;
+    let served = place.command();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", WITHOUT_GIT, "sh"]).arg(served.get_program());
+    command.args(served.get_args()).env_clear();
+    command.envs(served.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut process = Process::start(&mut command, "run it as root");
+    tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
+    let ready = place.client().get("/readyz").await;
+    assert_eq!(ready.status, 200, "{}", ready.text());
+    let relay = ready.json()["checks"]["relay"].as_str().unwrap().to_owned();
+    assert!(relay.starts_with("there is no git that is new enough"), "{relay}");
+    let run = place.owner.run(&asked("fake")).await;
+    assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);
+    assert!(tokio::task::block_in_place(|| process.terminate()).success());
+}
+
 /// A place for runs that is gone is seen by whoever sends work here.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_place_that_is_gone_is_not_ready() {
@@ -118,3 +139,7 @@ async fn a_place_that_is_gone_is_not_ready() {
     until(async || place.client().get("/readyz").await.status == 200).await;
     place.stop(service);
 }
+
+/// Runs a program that finds a device in place of each git.
+const WITHOUT_GIT: &str = "for git in /usr/bin/git /usr/local/bin/git; do \
+    if [ -e $git ]; then mount --bind /dev/null $git || exit 1; fi; done; exec \"$@\"";
