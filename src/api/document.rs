@@ -67,4 +67,9 @@ A run is watched as server-sent events. Each has an `id`; whoever was cut off as
 | `assistant_final` | `text`: the whole answer |
 | `error` | `code`, `message`: the run is not ok |
 | `done` | the agent has ended |
-| `final` | always the last: `ok`, `error_code`, `branch`, `head`, `verdict`, `pull_request_url`, `usage` |";
+| `final` | always the last, and the run's `result`: `run_id`, `ok`, `error_code`, `error`, `relay`, `usage`, `timings` |
+
+In a result, `relay` is there where the run had a repository: `branch`, `step`, `verdict`, `head`, `is_pushed`, \
+`pull_request_url` and `why` of its work, `branch` and `why` where there was nothing to deliver, or `skipped`.
+
+What is no request of HTTP is answered before it is one of ours, without a body: 400, 414 and 431.";

@@ -14,9 +14,15 @@ pub(super) enum NotAllowed {
     /// `unauthorized`, `grant_revoked`, `grant_expired`
     #[response(status = 401)]
     Unknown(ErrorBody),
-    /// `forbidden`
+    /// `forbidden`, without grants `forbidden_host` and `forbidden_origin`
     #[response(status = 403)]
     Forbidden(ErrorBody),
+    /// `internal`: the log of the service has the reason
+    #[response(status = 500)]
+    Internal(ErrorBody),
+    /// `too_many_connections`
+    #[response(status = 503)]
+    Crowded(ErrorBody),
 }
 
 /// What stands behind the path's `?` is not understood.
@@ -65,6 +71,9 @@ pub(super) enum NotBegun {
     /// `too_many_runs`, of a chat also `too_many_watchers`: of this grant
     #[response(status = 429)]
     GrantFull(ErrorBody),
+    /// `internal`: the log of the service has the reason
+    #[response(status = 500)]
+    Internal(ErrorBody),
     /// `draining`, `overloaded`, `too_many_connections`
     #[response(status = 503)]
     Busy(ErrorBody),

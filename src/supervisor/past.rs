@@ -19,8 +19,8 @@ use crate::delivery::{Relay, outbox, sweep};
 impl Shared {
     /// What cannot be thrown away now is the next time.
     pub(super) async fn throw_away(&self) {
-        if let Some(relay) = &self.relay
-            && let Err(error) = self.sweep_relay(Arc::clone(relay)).await
+        if let Some(relay) = self.relay.load_full()
+            && let Err(error) = self.sweep_relay(relay).await
         {
             tracing::error!("cannot throw away what the relay has delivered: {error:#}");
         }
@@ -65,7 +65,7 @@ impl Shared {
     }
 
     async fn is_in_outbox(&self, id: &str) -> anyhow::Result<bool> {
-        let Some(relay) = self.relay.clone() else { return Ok(false) };
+        let Some(relay) = self.relay.load_full() else { return Ok(false) };
         let id = id.to_owned();
         match spawn_blocking(move || relay.outbox().get(&id)).await? {
             Ok(_) => Ok(true),
