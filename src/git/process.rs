@@ -81,7 +81,7 @@ pub(super) fn run(
     sink: &mut Sink<'_>,
     limits: &Limits,
 ) -> Result<Ended, Fault> {
-    let deadline = Instant::now() + limits.time;
+    let deadline = Instant::now() + limits.time.min(LONGEST);
     let (stdin, bytes) = match input {
         Input::Nothing => (Stdio::null(), vec![]),
         Input::Bytes(bytes) => (Stdio::piped(), bytes),
@@ -107,7 +107,7 @@ fn restrain(pid: Pid, limits: &Limits) {
     for (resource, most) in [
         (Resource::As, limits.memory_bytes),
         (Resource::Fsize, limits.file_bytes),
-        (Resource::Cpu, limits.time.as_secs() + 1),
+        (Resource::Cpu, limits.time.min(LONGEST).as_secs() + 1),
         (Resource::Core, 0),
     ] {
         // It may have ended already.
@@ -230,7 +230,12 @@ impl Conversation<'_, '_> {
         }
         match self.sink {
             Sink::Bytes(bytes) => bytes.extend_from_slice(piece),
-            Sink::Pieces(take) => take(piece),
+            Sink::Pieces(take) => {
+                // What is made of it here is not git's time.
+                let begun = Instant::now();
+                take(piece);
+                self.deadline += begun.elapsed();
+            }
             Sink::File(_) => (),
         }
         Ok(())
@@ -260,6 +265,9 @@ fn read<P: Read>(
 fn is_ready(fd: &impl AsFd) -> Result<bool, Errno> {
     poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).map(|ready| ready > 0)
 }
+
+/// More is no limit, and more than a clock can count would be none either.
+const LONGEST: Duration = Duration::from_hours(24 * 365);
 
 /// Git's complaints are a few lines.
 const SAID_BYTES: usize = 8 << 10;

@@ -8,6 +8,7 @@ use cogni_gateway::git::{Error, Input, Limits};
 use cogni_gateway::relay::Git;
 use tempfile::TempDir;
 
+use crate::support::process::pause_for;
 use crate::support::repository::Repository;
 
 fn git() -> (TempDir, Git) {
@@ -29,6 +30,23 @@ fn a_git_without_end_is_ended() {
     let limits = Limits { output_bytes: 10, ..Limits::default() };
     let loud = git.call("help").word("-a").limits(limits).done();
     insta::assert_snapshot!(loud.unwrap_err(), @"`git help` has said more than 10 bytes");
+}
+
+/// L4: what is made of an answer here is not git's time; and a time that no clock can count is none.
+#[test]
+fn only_gits_own_time_counts() {
+    let (_directory, git) = git();
+    let limits = Limits { time: Duration::from_secs(4), ..Limits::default() };
+    let mut pieces = 0;
+    let slow = git.call("help").word("-a").limits(limits).pieces(|_| {
+        pieces += 1;
+        if pieces == 1 {
+            pause_for(Duration::from_secs(5));
+        }
+    });
+    slow.unwrap();
+    let limits = Limits { time: Duration::MAX, ..Limits::default() };
+    assert!(git.call("version").limits(limits).text().is_ok());
 }
 
 /// L4: git is fed more than a pipe holds while it answers more than a pipe holds.
