@@ -111,4 +111,6 @@ pub mod decisions {
     pub mod d0023 {}
     #[doc = include_str!("manual/decisions/0024-tell-litellm-whose-books-a-call-is-for.md")]
     pub mod d0024 {}
+    #[doc = include_str!("manual/decisions/0025-the-relay-makes-every-commit-anew.md")]
+    pub mod d0025 {}
 }

@@ -3,14 +3,19 @@
 //! Looked at is what each commit changes, and what all of them come to: a file that is added and taken away again is
 //! in the history all the same, and so is a credential.
 
+mod claim;
 pub mod diff;
 mod evidence;
 mod pattern;
 mod policy;
 mod secret;
+mod seen;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
 
 use super::{Artifacts, Branch, BranchState, Error, Quarantined, Sha};
 use crate::base::secret::Secret;
@@ -55,7 +60,7 @@ pub enum Verdict {
 }
 
 /// Why it is not simply pushed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Reason {
     pub ruling: Ruling,
     /// Escaped: the agent chose it.
@@ -146,8 +151,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn hear(&mut self, work: &Quarantined, evidence: &Evidence) {
-        let Policy { review_files, hold_files, claims_provenance, work_elsewhere, .. } =
-            *self.policy;
+        let Policy { review_files, hold_files, work_elsewhere, .. } = *self.policy;
         for change in &evidence.changes {
             self.path(change);
             self.mode(change);
@@ -168,13 +172,7 @@ impl Bench<'_> {
         for (path, kind) in &evidence.secrets {
             self.say(self.policy.secret, path.as_deref(), &format!("it holds {kind}"));
         }
-        if work.commits.iter().any(super::quarantine::commit::Commit::claims_provenance) {
-            self.say(
-                claims_provenance,
-                None,
-                "a message says which run it is of, which is for the relay",
-            );
-        }
+        self.claims(work);
         if work.has_work_elsewhere {
             self.say(
                 work_elsewhere,
@@ -187,6 +185,24 @@ impl Bench<'_> {
             files if files > hold_files => self.say(Ruling::Hold, None, &counted),
             files if files > review_files => self.say(Ruling::Review, None, &counted),
             _ => (),
+        }
+    }
+
+    /// What commits say of themselves.
+    fn claims(&mut self, work: &Quarantined) {
+        let Policy { claims_provenance, strange_date, .. } = *self.policy;
+        let now = SystemTime::now();
+        for commit in &work.commits {
+            if claim::claims_run(commit) {
+                let why = "a message says which run it is of, which is for the relay";
+                self.say(claims_provenance, None, why);
+            }
+            if work.committer.as_ref().is_some_and(|ours| claim::claims_relay(commit, ours)) {
+                self.say(claims_provenance, None, "an author has the relay's name or address");
+            }
+            if claim::is_untimely(commit, now) {
+                self.say(strange_date, None, "a commit is of a time at which nobody works");
+            }
         }
     }
 
@@ -248,11 +264,8 @@ impl Bench<'_> {
 
 /// Not text, or with characters that show nothing, or turn around what stands beside them.
 fn is_strange(path: &[u8]) -> bool {
-    let is_hidden = |letter: char| {
-        letter.is_control()
-            || matches!(letter, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
-    str::from_utf8(path).map_or(true, |path| path.chars().any(is_hidden) || path.contains('\\'))
+    str::from_utf8(path)
+        .map_or(true, |path| path.chars().any(seen::is_hidden) || path.contains('\\'))
 }
 
 fn shown(path: &[u8]) -> String {

@@ -10,12 +10,13 @@ mod replay;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::git::batch::{self, Part};
-use super::git::{self, Call, Input};
 use super::{BranchState, Bundle, Error, Lease, Mirror, Sha};
+use crate::git::batch::{self, Part};
+use crate::git::{self, Call, Input};
 use commit::Commit;
 
-pub use replay::{Exactly, Mode, Provenance};
+pub(super) use replay::TRAILERS;
+pub use replay::{Mode, Provenance, Unlike};
 
 /// The agent's commits, whole and well-formed, on top of where it began. Nobody has said yet that they are welcome.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub struct Quarantined {
     pub(super) tip: Sha,
     pub(super) tree: Sha,
     pub(super) mode: Mode,
+    /// Who has made the commits anew; the judge must not find that name in an author's place.
+    pub(super) committer: Option<String>,
     pub(super) size: Size,
     pub(super) has_work_elsewhere: bool,
     /// For every git that looks at it.
@@ -129,7 +132,8 @@ impl Bundle {
             tip: header.tip,
             objects,
             commits,
-            mode: Mode::Exact(Exactly::NotReplayed),
+            mode: Mode::Bundled(Unlike::NotReplayed),
+            committer: None,
             size,
             has_work_elsewhere: announced.head.is_some(),
             allowance,

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::Policy;
 use super::diff::{self, Change};
 use super::secret::{Found, Scanner, Text};
+use super::seen::folded;
 use crate::base::secret::Secret;
 use crate::git::batch::Part;
 use crate::git::{self, Input};
@@ -34,7 +35,8 @@ impl Evidence {
     ) -> Result<Self, Error> {
         let outcome = outcome(work)?;
         let mut changes = history(work)?;
-        let mut evidence = Self { files: outcome.len(), ..Self::default() };
+        let paths: BTreeSet<_> = outcome.iter().map(|change| &change.path).collect();
+        let mut evidence = Self { files: paths.len(), ..Self::default() };
         let before: Vec<_> = outcome.iter().flat_map(|change| change.before.clone()).collect();
         changes.extend(outcome);
         let scanner = Scanner::new(&policy.secrets, known).expect("patterns are checked when read");
@@ -113,18 +115,54 @@ impl Evidence {
     }
 }
 
-/// What all commits come to. Where the agent has merged the newer base, what came with that is not its work.
+/// What all commits come to, beside what there would be without them.
+///
+/// Where the agent has merged the newer base, that is what git makes of the two by itself. It is not enough to leave out
+/// what is as in the base: a merge that keeps to its own side takes back what the base has brought.
 fn outcome(work: &Quarantined) -> Result<Vec<Change>, Error> {
-    let (start, base) = (work.state.start, work.state.base_tip);
-    let changes = between(work, start)?;
-    let (base_name, tip) = (base.to_string(), work.tip.to_string());
-    let is_merged = start != base
-        && work.call("merge-base").words(["--is-ancestor", &base_name, &tip]).is_so()?;
-    if !is_merged {
-        return Ok(changes);
+    let merged = merged(work)?;
+    let without: Vec<_> = if merged.is_empty() {
+        vec![work.state.start]
+    } else {
+        merged.into_iter().map(|base| merge(work, base)).collect::<Result<_, _>>()?
+    };
+    let changes = without.into_iter().map(|tree| between(work, tree));
+    Ok(changes.collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// How much of the base is in the work, and was not before: most often one commit, or none.
+fn merged(work: &Quarantined) -> Result<Vec<Sha>, Error> {
+    let words = ["--all".to_owned(), work.state.base_tip.to_string(), work.tip.to_string()];
+    let (said, ended) = work.call("merge-base").words(words).told()?;
+    match ended {
+        Err(git::Error::Failed { end, .. }) if end == NO => return Ok(vec![]),
+        ended => ended.map_err(refused)?,
     }
-    let own: BTreeSet<_> = between(work, base)?.into_iter().map(|change| change.path).collect();
-    Ok(changes.into_iter().filter(|change| own.contains(&change.path)).collect())
+    let mut merged = vec![];
+    for name in said.lines() {
+        let start = work.state.start.to_string();
+        let is_known = work.call("merge-base").words(["--is-ancestor", name, &start]).is_so()?;
+        merged.extend((!is_known).then(|| named(name)).transpose()?);
+    }
+    Ok(merged)
+}
+
+/// The tree that comes of merging a commit of the base into where the agent began. Where they are in conflict, it has
+/// marks: whatever the agent has made of those is its own work.
+fn merge(work: &Quarantined, base: Sha) -> Result<Sha, Error> {
+    let words = ["--write-tree", "--allow-unrelated-histories", "--no-messages", "--name-only"];
+    let call = work.call("merge-tree").words(words);
+    let (said, ended) = call.words([work.state.start, base].map(|it| it.to_string())).told()?;
+    match ended {
+        Err(git::Error::Failed { end, .. }) if end == NO => (),
+        ended => ended.map_err(refused)?,
+    }
+    named(said.lines().next().unwrap_or_default())
+}
+
+fn named(name: &str) -> Result<Sha, Error> {
+    let senseless = || git::Error::Senseless { what: "merge-tree".to_owned() };
+    Ok(Sha::parse(name.as_bytes()).ok_or_else(senseless)?)
 }
 
 fn between(work: &Quarantined, from: Sha) -> Result<Vec<Change>, Error> {
@@ -158,10 +196,10 @@ fn secrets(work: &Quarantined, blobs: BTreeSet<Sha>, scanner: &Scanner) -> Resul
     Ok(found)
 }
 
-/// Secrets in messages and names.
+/// Secrets in messages, names, and whatever else stands in a commit.
 fn told(work: &Quarantined, changes: &[Change], scanner: &Scanner) -> Found {
     let mut found = Found::new();
-    let messages = work.commits.iter().flat_map(|commit| [&commit.author, &commit.message]);
+    let messages = work.commits.iter().flat_map(|commit| [&commit.head, &commit.message]);
     for text in messages.chain(changes.iter().map(|change| &change.path)) {
         scanner.scan(&mut Text::default(), text, &mut found);
     }
@@ -179,27 +217,37 @@ fn read(work: &Quarantined, blobs: BTreeSet<Sha>, take: impl FnMut(Part<'_>)) ->
     call.input(Input::Bytes(names.into_bytes())).objects(take).map_err(refused)
 }
 
-/// Whether a link at `path` with this target leads out of the tree, or into git's own directory.
+/// Whether a link at `path` with this target may lead out of the tree, or into git's own directory.
+///
+/// A way up is counted from where the link is, which is a real directory. After a name it may begin anywhere: that may be
+/// a link itself, in this commit or in another.
 fn leads_outside(path: &[u8], target: &[u8]) -> bool {
-    if target.starts_with(b"/") || target.len() >= BEGINNING_BYTES {
+    if target.len() >= BEGINNING_BYTES {
         return true;
     }
-    let mut depth = memchr::memchr_iter(b'/', path).count();
-    for segment in target.split(|byte| *byte == b'/') {
+    let target = folded(target);
+    if target.starts_with(SEPARATORS) {
+        return true;
+    }
+    let (mut depth, mut is_named) = (memchr::memchr_iter(b'/', path).count(), false);
+    for segment in target.split(SEPARATORS) {
         match segment {
-            b"" | b"." => (),
-            b".." => match depth.checked_sub(1) {
-                Some(less) => depth = less,
-                None => return true,
-            },
-            name if name.eq_ignore_ascii_case(b".git") => return true,
-            _ => depth += 1,
+            "" | "." => (),
+            ".." if is_named || depth == 0 => return true,
+            ".." => depth -= 1,
+            ".git" | "git~1" => return true,
+            _ => is_named = true,
         }
     }
     false
 }
 
+/// Also that of systems which have another.
+const SEPARATORS: [char; 2] = ['/', '\\'];
+
 const DIFF: &[&str] = &["-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff"];
+/// How git says no, which is no failure.
+const NO: &str = "exit status: 1";
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// No link that works is longer.

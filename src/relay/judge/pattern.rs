@@ -2,44 +2,66 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::seen::folded;
+
 /// A path with holes: `*` is anything within a segment, `**` is any number of whole segments.
 ///
-/// Case is ignored: on a file system that ignores it, `.GitHub` is `.github`.
+/// Case is ignored, and so is what cannot be seen: on a file system that ignores it, `.GitHub` is `.github`.
 ///
 /// ```
 /// use cogni_gateway::relay::judge::Pattern;
 /// let matches = |pattern: &str, path: &str| Pattern::new(pattern).matches(path.as_bytes());
 /// assert!(matches(".github/**", ".GitHub/workflows/ci.yml"));
 /// assert!(matches("**/CODEOWNERS", "CODEOWNERS") && matches("**/CODEOWNERS", "docs/CODEOWNERS"));
+/// assert!(matches("package.json", "pac\u{212a}age.json") && matches("AGENTS.md", "AGENT\u{17f}.md"));
 /// assert!(matches(".*/**", ".vscode/tasks.json") && !matches(".*/**", "src/.x/y"));
 /// assert!(matches("**/*.lock", "a/b/poetry.lock") && !matches("*.lock", "a/poetry.lock"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(transparent)]
+#[serde(from = "String", into = "String")]
 pub struct Pattern {
     text: String,
+    segments: Vec<String>,
 }
 
 impl Pattern {
     pub fn new(text: &str) -> Self {
-        Self { text: text.to_owned() }
+        let segments = folded(text.as_bytes()).split('/').map(str::to_owned).collect();
+        Self { text: text.to_owned(), segments }
     }
 
     pub fn matches(&self, path: &[u8]) -> bool {
-        let (pattern, path) = (self.text.to_ascii_lowercase(), path.to_ascii_lowercase());
-        let pattern: Vec<_> = pattern.split('/').collect();
-        let path: Vec<_> = path.split(|byte| *byte == b'/').collect();
-        match_all(&pattern, &path)
+        let path = folded(path);
+        self.matches_segments(&path.split('/').collect::<Vec<_>>())
+    }
+
+    /// The same, of a path that was folded and taken apart already.
+    pub(super) fn matches_segments(&self, path: &[&str]) -> bool {
+        match_all(&self.segments, path)
+    }
+}
+
+impl From<String> for Pattern {
+    fn from(text: String) -> Self {
+        Self::new(&text)
+    }
+}
+
+impl From<Pattern> for String {
+    fn from(pattern: Pattern) -> Self {
+        pattern.text
     }
 }
 
 /// Patterns are the operator's, and short: each `**` may well try every place.
-fn match_all(pattern: &[&str], path: &[&[u8]]) -> bool {
+fn match_all(pattern: &[String], path: &[&str]) -> bool {
     match pattern.split_first() {
         None => path.is_empty(),
-        Some((&"**", rest)) => (0..=path.len()).any(|skipped| match_all(rest, &path[skipped..])),
+        Some((first, rest)) if first == "**" => {
+            (0..=path.len()).any(|skipped| match_all(rest, &path[skipped..]))
+        }
         Some((first, rest)) => path.split_first().is_some_and(|(segment, others)| {
-            match_one(first.as_bytes(), segment) && match_all(rest, others)
+            match_one(first.as_bytes(), segment.as_bytes()) && match_all(rest, others)
         }),
     }
 }

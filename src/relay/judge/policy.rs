@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pattern::Pattern;
 use super::secret::Kind;
+use super::seen::folded;
 use crate::relay::{extract, quarantine};
 
 /// The relay's settings.
@@ -29,6 +30,7 @@ pub struct Policy {
     pub strange_path: Ruling,
     pub lfs_pointer: Ruling,
     pub claims_provenance: Ruling,
+    pub strange_date: Ruling,
     pub work_elsewhere: Ruling,
     pub secret: Ruling,
     pub paths: Vec<Paths>,
@@ -91,8 +93,11 @@ impl Default for Config {
 impl Policy {
     /// What the first rule for a path says, in each list.
     pub fn on_path(&self, path: &[u8]) -> impl Iterator<Item = &Paths> {
-        let is_for = move |rule: &&Paths| rule.patterns.iter().any(|one| one.matches(path));
-        [&self.paths, &self.own_paths].into_iter().filter_map(move |list| list.iter().find(is_for))
+        let path = folded(path);
+        let segments: Vec<_> = path.split('/').collect();
+        let is_for =
+            |rule: &&Paths| rule.patterns.iter().any(|one| one.matches_segments(&segments));
+        [&self.paths, &self.own_paths].map(|list| list.iter().find(is_for)).into_iter().flatten()
     }
 }
 

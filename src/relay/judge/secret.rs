@@ -32,6 +32,8 @@ pub struct Scanner {
 pub struct Text {
     /// The end of what was looked at, where a credential may have begun.
     window: Vec<u8>,
+    /// The same without NULs, from the first of them on: Latin letters in UTF-16 have one each.
+    narrow: Option<Vec<u8>>,
 }
 
 /// What was found: the kind of each, by a hash of what it was.
@@ -52,33 +54,49 @@ impl Scanner {
 
     /// Looks at the next piece of a text.
     pub fn scan(&self, text: &mut Text, piece: &[u8], found: &mut Found) {
+        if text.narrow.is_none() && memchr::memchr(0, piece).is_some() {
+            text.narrow = Some(text.window.clone());
+        }
+        if let Some(narrow) = &mut text.narrow {
+            narrow.extend(piece.iter().filter(|byte| **byte != 0));
+            self.look(narrow, found);
+        }
         text.window.extend_from_slice(piece);
-        for at in &self.any.matches(&text.window) {
-            let matches = self.each[at].find_iter(&text.window).map(|found| found.as_bytes());
+        self.look(&mut text.window, found);
+    }
+
+    /// Looks at a window, and leaves its end.
+    fn look(&self, window: &mut Vec<u8>, found: &mut Found) {
+        for at in &self.any.matches(window) {
+            let matches = self.each[at].find_iter(window).map(|found| found.as_bytes());
             for credential in matches.filter(|credential| !is_example(credential)) {
                 found.insert(hex::sha256(credential), self.names[at].clone());
             }
         }
         for known in &self.known {
-            if memchr::memmem::find(&text.window, known.expose().as_bytes()).is_some() {
+            if memchr::memmem::find(window, known.expose().as_bytes()).is_some() {
                 found.insert(hex::sha256(known.expose().as_bytes()), KNOWN.to_owned());
             }
         }
-        let done = text.window.len().saturating_sub(LONGEST);
-        text.window.drain(..done);
+        let done = window.len().saturating_sub(LONGEST);
+        window.drain(..done);
     }
 }
 
-/// Documentation is full of these.
+/// Documentation is full of these: well-known ones, and `xxxx`. How many letters there are does not grow less by what
+/// is put before a real one, or behind it.
 fn is_example(credential: &[u8]) -> bool {
-    let upper = credential.to_ascii_uppercase();
-    let end = &upper[upper.len().saturating_sub(16)..];
-    let mut letters = end.to_vec();
+    let mut letters = credential.to_vec();
     letters.sort_unstable();
     letters.dedup();
-    let is_dull = letters.len() <= 4 && !credential.starts_with(b"-----");
-    is_dull || memchr::memmem::find(&upper, b"EXAMPLE").is_some()
+    let dull = if credential.len() < 32 { 8 } else { 12 };
+    let is_dull = letters.len() <= dull && !credential.starts_with(b"-----");
+    is_dull || EXAMPLES.iter().any(|example| credential == example.as_bytes())
 }
+
+/// Those that stand in the documentation of whoever gives out real ones.
+const EXAMPLES: [&str; 3] =
+    ["AKIAIOSFODNN7EXAMPLE", "AKIAI44QH8DHBEXAMPLE", "ASIAIOSFODNN7EXAMPLE"];
 
 const KNOWN: &str = "this host's own";
 

@@ -1,4 +1,6 @@
-//! A commit as git stores it, taken apart and put together again without losing a byte.
+//! A commit as git stores it, taken apart, and made anew by the relay.
+
+use std::collections::HashMap;
 
 use crate::relay::Sha;
 
@@ -11,8 +13,8 @@ pub struct Commit {
     /// `Name <email> seconds zone`, in whatever encoding.
     pub author: Vec<u8>,
     pub encoding: Option<Vec<u8>>,
-    /// Other headers than those: signatures, and what merges of tags leave.
-    pub has_extra: bool,
+    /// All that stands above the message, those lines among it that are not made anew: signatures, and whatever else.
+    pub head: Vec<u8>,
     pub message: Vec<u8>,
 }
 
@@ -26,7 +28,7 @@ impl Commit {
             parents: vec![],
             author: vec![],
             encoding: None,
-            has_extra: false,
+            head: content[..end].to_vec(),
             message: content[end + 2..].to_vec(),
         };
         for line in content[..end].split(|byte| *byte == b'\n') {
@@ -35,57 +37,55 @@ impl Commit {
                 (b"tree", name) => commit.tree = Sha::parse(name)?,
                 (b"parent", name) => commit.parents.push(Sha::parse(name)?),
                 (b"author", author) => commit.author = author.to_vec(),
-                (b"committer", _) => (),
                 (b"encoding", encoding) => commit.encoding = Some(encoding.to_vec()),
-                _ => commit.has_extra = true,
+                _ => (),
             }
         }
         (commit.tree != Sha::NONE && !commit.author.is_empty()).then_some(commit)
     }
 
-    /// `seconds zone` of the author.
-    fn date(&self) -> &[u8] {
+    /// Who the author is, `Name <email>`, and when that was, `seconds zone`.
+    pub fn signature(&self) -> (&[u8], &[u8]) {
         let after = self.author.iter().rposition(|byte| *byte == b'>').map_or(0, |at| at + 1);
-        self.author[after..].trim_ascii()
+        (self.author[..after].trim_ascii(), self.author[after..].trim_ascii())
     }
 
-    /// The same work by the same author at the same time, on another parent, committed by `committer` and with
-    /// `trailers` below its message. The same again whenever it is made.
-    pub fn onto(&self, parent: Sha, committer: &str, trailers: &str) -> Vec<u8> {
-        let mut made = format!("tree {}\nparent {parent}\n", self.tree).into_bytes();
-        let date = self.date().to_vec();
-        let mut header = |name: &[u8], parts: &[&[u8]]| {
-            made.extend_from_slice(name);
-            for part in parts {
-                made.push(b' ');
-                made.extend_from_slice(part);
+    /// The same work by the same author at the same time, committed by `committer` and with `trailers` below its message.
+    /// Its parents have the names that they have been `made` with; those that have not are nobody's new work. Nothing else
+    /// is taken over. The same again whenever it is made.
+    pub fn anew(&self, made: &HashMap<Sha, Sha>, committer: &str, trailers: &str) -> Vec<u8> {
+        let mut anew = format!("tree {}\n", self.tree).into_bytes();
+        // Two of the agent's may come to one: then it is one parent.
+        let mut parents: Vec<&Sha> = vec![];
+        for parent in self.parents.iter().map(|parent| made.get(parent).unwrap_or(parent)) {
+            if !parents.contains(&parent) {
+                parents.push(parent);
+                anew.extend_from_slice(format!("parent {parent}\n").as_bytes());
             }
-            made.push(b'\n');
+        }
+        let mut header = |name: &[u8], parts: &[&[u8]]| {
+            anew.extend_from_slice(name);
+            for part in parts {
+                anew.push(b' ');
+                anew.extend_from_slice(part);
+            }
+            anew.push(b'\n');
         };
         header(b"author", &[&self.author]);
-        header(b"committer", &[committer.as_bytes(), &date]);
+        header(b"committer", &[committer.as_bytes(), self.signature().1]);
         if let Some(encoding) = &self.encoding {
             header(b"encoding", &[encoding]);
         }
-        made.push(b'\n');
+        anew.push(b'\n');
         let message = self.message.trim_ascii_end();
-        made.extend_from_slice(message);
-        made.extend_from_slice(match (message, ends_in_trailers(message)) {
+        anew.extend_from_slice(message);
+        anew.extend_from_slice(match (message, ends_in_trailers(message)) {
             ([], _) => b"",
             (_, true) => b"\n",
             (_, false) => b"\n\n",
         });
-        made.extend_from_slice(trailers.as_bytes());
-        made
-    }
-
-    /// Whether the message has a line that says what only the relay may say.
-    pub fn claims_provenance(&self) -> bool {
-        let is_ours = |line: &[u8]| {
-            let name = line.split(|byte| *byte == b':').next().unwrap_or_default().trim_ascii();
-            TRAILERS.iter().any(|ours| name.eq_ignore_ascii_case(ours.as_bytes()))
-        };
-        self.message.split(|byte| *byte == b'\n').any(is_ours)
+        anew.extend_from_slice(trailers.as_bytes());
+        anew
     }
 }
 
@@ -100,6 +100,3 @@ fn ends_in_trailers(message: &[u8]) -> bool {
         })
     })
 }
-
-/// Below each message that the relay writes: whose work it is.
-pub(super) const TRAILERS: [&str; 2] = ["Sandbox-Run", "Sandbox-Agent"];

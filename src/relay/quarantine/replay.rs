@@ -1,33 +1,32 @@
-//! The agent's commits made anew by the relay, where the patches that people read come to the same.
+//! The agent's commits made anew by the relay, and whether the patches that people read come to the same.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use super::Quarantined;
-use super::commit::TRAILERS;
 use crate::git::{self, Input};
 use crate::relay::{Error, Sha};
 
-/// Whose commits are pushed.
+/// What tells of the work. Its commits are the relay's in any case: the agent's trees, authors and messages, and the
+/// relay's name and trailers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The relay's: with the agent's trees, authors and messages, and its own name and trailers.
+    /// The bundle and the patches, which come to the same.
     Replayed,
-    /// The agent's, byte for byte.
-    Exact(Exactly),
+    /// The bundle alone.
+    Bundled(Unlike),
 }
 
-/// Why the agent's own commits are taken.
+/// Why the patches do not tell what the commits are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Exactly {
-    /// Nobody asked.
+pub enum Unlike {
+    /// Nobody has compared them yet, and the commits are the agent's still.
     NotReplayed,
     /// Patches cannot say what a merge is.
     Merge,
-    /// There are headers that would be lost: a signature.
-    Signed,
     /// The patches are not one for each commit, in their order.
     OtherPatches,
     /// The patches do not apply where the agent began.
@@ -47,28 +46,22 @@ pub struct Provenance {
 }
 
 impl Quarantined {
-    /// Applies the patches in `patches` to where the agent began, and makes the commits anew where that comes to the
-    /// very tree that the bundle has. Done twice it comes to the same names.
-    pub fn replay(self, patches: &Path, provenance: &Provenance) -> Result<Self, Error> {
-        match self.differs(patches)? {
-            Some(why) => Ok(Self { mode: Mode::Exact(why), ..self }),
-            None => self.made_anew(provenance),
-        }
+    /// Makes the commits anew, and applies the patches in `patches` to where the agent began, to see whether they come to
+    /// the very tree that the bundle has. Done twice it comes to the same names.
+    pub fn replay(mut self, patches: &Path, provenance: &Provenance) -> Result<Self, Error> {
+        self.mode = self.differs(patches)?.map_or(Mode::Replayed, Mode::Bundled);
+        self.made_anew(provenance)
     }
 
     /// The first way in which the patches are not the commits.
-    fn differs(&self, patches: &Path) -> Result<Option<Exactly>, Error> {
+    fn differs(&self, patches: &Path) -> Result<Option<Unlike>, Error> {
         let disk = |source| Error::Disk { path: patches.to_owned(), source };
-        let is_linear = self.is_linear();
-        if !is_linear {
-            return Ok(Some(Exactly::Merge));
-        }
-        if self.commits.iter().any(|commit| commit.has_extra) {
-            return Ok(Some(Exactly::Signed));
+        if !self.is_linear() {
+            return Ok(Some(Unlike::Merge));
         }
         let names = names(patches).map_err(disk)?;
         if names.is_none_or(|names| !names.iter().eq(self.commits.iter().map(|it| &it.name))) {
-            return Ok(Some(Exactly::OtherPatches));
+            return Ok(Some(Unlike::OtherPatches));
         }
         let index = self.lease.directory("index")?.join("index");
         let on_index = |what| self.call(what).variable("GIT_INDEX_FILE", &index);
@@ -79,11 +72,11 @@ impl Quarantined {
             Ok(()) => (),
             Err(git::Error::Io(error)) => return Err(git::Error::Io(error).into()),
             // Whatever is too much for it: the commits are there.
-            Err(_) => return Ok(Some(Exactly::DoesNotApply)),
+            Err(_) => return Ok(Some(Unlike::DoesNotApply)),
         }
         let tree = on_index("write-tree").text()?;
         let is_same = Sha::parse(tree.trim_end().as_bytes()) == Some(self.tree);
-        Ok((!is_same).then_some(Exactly::OtherTree))
+        Ok((!is_same).then_some(Unlike::OtherTree))
     }
 
     /// Whether each commit has the one before it as its only parent.
@@ -96,12 +89,13 @@ impl Quarantined {
         let directory = self.lease.directory("commits")?;
         let disk = |source| Error::Disk { path: directory.clone(), source };
         let trailers = provenance.to_trailers();
-        let (mut made, mut list) = (vec![], String::new());
-        let mut parent = self.state.start;
+        let (mut made, mut names, mut list) = (HashMap::new(), vec![], String::new());
+        // Parents come before their children.
         for (at, commit) in self.commits.iter().enumerate() {
-            let content = commit.onto(parent, &provenance.committer, &trailers);
-            parent = Sha::of("commit", &content);
-            made.push(parent);
+            let content = commit.anew(&made, &provenance.committer, &trailers);
+            let name = Sha::of("commit", &content);
+            made.insert(commit.name, name);
+            names.push(Some(name));
             let path = directory.join(at.to_string());
             fs::write(&path, content).map_err(disk)?;
             let _ = writeln!(list, "{}", path.display());
@@ -109,12 +103,12 @@ impl Quarantined {
         // All of them in one process, which checks their form and says their names.
         let words = ["-t", "commit", "-w", "--no-filters", "--stdin-paths"];
         let call = self.call("hash-object").words(words).input(Input::Bytes(list.into_bytes()));
-        let named = call.text()?;
-        if !named.lines().map(|name| Sha::parse(name.as_bytes())).eq(made.into_iter().map(Some)) {
+        let said = call.text()?;
+        if !said.lines().map(|name| Sha::parse(name.as_bytes())).eq(names) {
             return Err(git::Error::Senseless { what: "hash-object".to_owned() }.into());
         }
-        self.tip = parent;
-        self.mode = Mode::Replayed;
+        self.tip = made.get(&self.tip).copied().expect("the tip is one of the commits");
+        self.committer = Some(provenance.committer.clone());
         Ok(self)
     }
 }
@@ -169,15 +163,17 @@ impl Mode {
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Replayed => "replayed",
-            Self::Exact(Exactly::NotReplayed) => "exact",
-            Self::Exact(Exactly::Merge) => "exact: merge",
-            Self::Exact(Exactly::Signed) => "exact: signed",
-            Self::Exact(Exactly::OtherPatches) => "exact: other patches",
-            Self::Exact(Exactly::DoesNotApply) => "exact: does not apply",
-            Self::Exact(Exactly::OtherTree) => "exact: other tree",
+            Self::Bundled(Unlike::NotReplayed) => "bundled",
+            Self::Bundled(Unlike::Merge) => "bundled: merge",
+            Self::Bundled(Unlike::OtherPatches) => "bundled: other patches",
+            Self::Bundled(Unlike::DoesNotApply) => "bundled: does not apply",
+            Self::Bundled(Unlike::OtherTree) => "bundled: other tree",
         }
     }
 }
+
+/// Below each message that the relay writes: whose work it is.
+pub(in crate::relay) const TRAILERS: [&str; 2] = ["Sandbox-Run", "Sandbox-Agent"];
 
 /// More than a line that begins a patch.
 const FROM_BYTES: usize = 100;

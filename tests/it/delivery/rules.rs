@@ -137,9 +137,10 @@ fn host(policy: &str) -> Policy {
     Config::parse(&format!("[policy]\n{policy}")).unwrap().policy
 }
 
-fn rulings(policy: &Policy) -> [Ruling; 8] {
+fn rulings(policy: &Policy) -> [Ruling; 9] {
     let Policy { submodule, link_outside, new_program, strange_path, .. } = *policy;
-    let Policy { lfs_pointer, claims_provenance, work_elsewhere, secret, .. } = *policy;
+    let Policy { lfs_pointer, claims_provenance, strange_date, .. } = *policy;
+    let Policy { work_elsewhere, secret, .. } = *policy;
     [
         submodule,
         link_outside,
@@ -147,6 +148,7 @@ fn rulings(policy: &Policy) -> [Ruling; 8] {
         strange_path,
         lfs_pointer,
         claims_provenance,
+        strange_date,
         work_elsewhere,
         secret,
     ]
@@ -181,7 +183,7 @@ fn kinds() -> impl Strategy<Value = Vec<Kind>> {
 
 prop_compose! {
     fn policy()(
-        rulings in vec(ruling(), 8),
+        rulings in vec(ruling(), 9),
         numbers in vec(0..1000_u32, 4),
         paths in paths(),
         secrets in kinds(),
@@ -199,6 +201,7 @@ prop_compose! {
             claims_provenance: rulings[5],
             work_elsewhere: rulings[6],
             secret: rulings[7],
+            strange_date: rulings[8],
             paths,
             secrets,
             own_paths: vec![],
@@ -208,7 +211,7 @@ prop_compose! {
 
 prop_compose! {
     fn stricter()(
-        rulings in vec(of(ruling()), 8),
+        rulings in vec(of(ruling()), 9),
         numbers in vec(of(0..1000_u32), 4),
         paths in paths(),
         secrets in kinds(),
@@ -226,6 +229,7 @@ prop_compose! {
             claims_provenance: rulings[5],
             work_elsewhere: rulings[6],
             secret: rulings[7],
+            strange_date: rulings[8],
             paths,
             secrets,
         }

@@ -7,6 +7,8 @@
 mod bundle;
 mod content;
 mod history;
+mod identity;
+mod merge;
 mod message;
 mod object;
 mod settings;
@@ -89,9 +91,22 @@ impl Case {
                 let pushed = judged.cleared().unwrap().push(None).unwrap();
                 assert_eq!(self.place.tip("sandbox/case"), pushed.tip.to_string());
                 self.place.remote.git(["fsck", "--strict", "--no-dangling"]);
+                self.is_the_relays();
             }
         }
         format!("{verdict}: {}", said.trim_end_matches([';', ' ']))
+    }
+
+    /// Whatever an agent says of its commits, those that are pushed say who made them, and of which run they are.
+    fn is_the_relays(&self) {
+        let start = format!("^{}", self.run.state.start);
+        let told = |format| self.place.remote.git(["log", format, "sandbox/case", &start, "^main"]);
+        let made = told("--format=%cn <%ce>");
+        assert!(made.lines().all(|by| by == "Relay <relay@example.com>"), "{made}");
+        // Whether or not git takes what the agent has written above them for the end of a message.
+        let said = told("--format=%B");
+        let trailers = said.lines().filter(|line| *line == "Sandbox-Run: run-1").count();
+        assert_eq!(trailers, made.lines().count(), "{said}");
     }
 
     /// What holds however it ends.
@@ -107,8 +122,8 @@ impl Case {
         let known = ["canary", "outside", "remote.git", "state", "workspace"];
         here.retain(|name| !known.contains(&name.as_str()));
         assert_eq!(here, ["workspace.artifacts"], "{name}: something was written elsewhere");
-        let start = self.run.state.start.to_string();
-        assert_eq!(self.place.tip("main"), start, "{name}: another branch was moved");
+        let base = self.run.state.base_tip.to_string();
+        assert_eq!(self.place.tip("main"), base, "{name}: another branch was moved");
     }
 
     /// What other runs at this repository would find.
@@ -129,24 +144,31 @@ impl Case {
 /// L3, L4, L5: each hostile case ends as the table says.
 #[test]
 fn no_hostile_work_escapes_or_executes_or_is_lost() {
-    let attacks: Vec<Attack> = [
-        message::ATTACKS,
-        content::ATTACKS,
-        history::ATTACKS,
-        object::ATTACKS,
-        bundle::ATTACKS,
-        settings::ATTACKS,
-    ]
-    .concat();
     let directory = tempfile::tempdir().unwrap();
     let seed = Repository::seeded(&directory.path().join("seed.git"));
+    let later = merge::moved_on(&directory.path().join("later.git"));
+    let lists = [
+        (&seed, message::ATTACKS),
+        (&seed, content::ATTACKS),
+        (&seed, history::ATTACKS),
+        (&later, merge::ATTACKS),
+        (&seed, identity::ATTACKS),
+        (&seed, object::ATTACKS),
+        (&seed, bundle::ATTACKS),
+        (&seed, settings::ATTACKS),
+    ];
+    let attacks =
+        lists.iter().flat_map(|(seed, list)| list.iter().map(move |attack| (seed, attack)));
+    let attacks: Vec<_> = attacks.collect();
     let (next, lines) = (Mutex::new(attacks.iter().enumerate()), Mutex::new(vec![]));
     thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| {
                 loop {
-                    let Some((at, (name, attack))) = next.lock().unwrap().next() else { return };
-                    let case = Case::new(&seed);
+                    let Some((at, (seed, (name, attack)))) = next.lock().unwrap().next() else {
+                        return;
+                    };
+                    let case = Case::new(seed);
                     let before = case.mirrored();
                     let claim = attack(&case);
                     let line = format!("{name:<34} {}", case.outcome(claim.clone()));

@@ -132,12 +132,16 @@ fn patterns_match_whole_paths() {
         ("a/**/b", "a/x/y/b"),
         ("**", "any/thing"),
         ("x*y*z", "xayyz"),
+        ("package.json", "PAC\u{212a}AGE.j\u{17f}on"),
+        ("Stra\u{df}e", "STRASSE"),
+        (".github/**", ".git\u{200b}hub/x"),
     ] {
         assert!(matches(pattern, path), "{pattern} {path}");
     }
     for (pattern, path) in [
         ("AGENTS.md", "docs/AGENTS.md"),
         (".*/**", "a/.b/c"),
+        ("way", "wa\u{301}y"),
         ("a/*", "a/b/c"),
         ("a/**/b", "a/b/c"),
         ("x*y", "xyz"),

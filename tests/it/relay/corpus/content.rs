@@ -12,9 +12,10 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("2 MiB of text", |case| file(case, "long.txt", &b"a line of it\n".repeat(160 << 10))),
     ("1,001 files", |case| {
         let blob = case.agent().object("blob", "x");
-        let mut stream = "commit refs/heads/sandbox/case\ncommitter A <a@example.com> 1 +0000\n\
+        let mut stream =
+            "commit refs/heads/sandbox/case\ncommitter A <a@example.com> 1767323045 +0000\n\
             data 4\nMany\nfrom refs/heads/sandbox/case^0\n"
-            .to_owned();
+                .to_owned();
         stream.extend((0..1001).map(|at| format!("M 100644 {blob} many/{at}\n")));
         case.agent().git_with(["fast-import", "--quiet"], stream.as_bytes());
         case.extract()
@@ -23,6 +24,14 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("link to the root", |case| link(case, "docs/way", "/")),
     ("link into .git", |case| link(case, "docs/way", "../.GIT/hooks")),
     ("link inside", |case| link(case, "docs/way", "../README.md")),
+    ("link by way of a link", |case| {
+        symlink(".", case.agent().path.join("r")).unwrap();
+        link(case, "out", "r/r/r/../../../etc/passwd")
+    }),
+    ("link up after a name", |case| link(case, "docs/way", "deep/../../README.md")),
+    ("link up and down again", |case| link(case, "docs/way", "../src/main.c")),
+    ("link with other separators", |case| link(case, "way", "..\\..\\etc\\passwd")),
+    ("link into .git, by a hidden letter", |case| link(case, "docs/way", "../.g\u{200c}it/hooks")),
     ("file through a link", |case| {
         let outside = case.place.path("");
         symlink(outside, case.agent().path.join("way")).unwrap();
@@ -37,6 +46,19 @@ pub(super) const ATTACKS: &[Attack] = &[
         file(case, ".github/workflows/ci.yml", b"on: push\n")?;
         std::fs::remove_dir_all(case.agent().path.join(".github")).unwrap();
         file(case, "honest.txt", b"work\n")
+    }),
+    ("pipelines of other forges", |case| {
+        for path in
+            ["Jenkinsfile", "azure-pipelines.yml", "tools/act/action.yml", ".buildkite/p.yml"]
+        {
+            case.agent().write(path, "steps: []\n");
+        }
+        file(case, "bitbucket-pipelines.yml", b"pipelines: {}\n")
+    }),
+    ("tool's settings further down", |case| file(case, "sub/.claude/settings.json", b"{}\n")),
+    ("names in letters of other scripts", |case| {
+        case.agent().write("pac\u{212a}age.json", "{}\n");
+        file(case, "AGENT\u{17f}.md", b"Do as I say.\n")
     }),
     ("CODEOWNERS", |case| file(case, "docs/CODEOWNERS", b"* @me\n")),
     (".gitattributes", |case| file(case, "src/.gitattributes", b"* filter=evil\n")),
@@ -71,6 +93,22 @@ pub(super) const ATTACKS: &[Attack] = &[
         file(case, "conf.toml", b"token = \"\"\n")
     }),
     ("token of the documentation", |case| file(case, "doc.md", b"AKIAIOSFODNN7EXAMPLE\n")),
+    ("token that calls itself an example", |case| {
+        file(case, "doc.md", format!("ghp_{}EXAMPLE\n", "a1B2c3D4e5F6".repeat(3)).as_bytes())
+    }),
+    ("token with a dull end", |case| {
+        let token = format!("ghp_{}{}\n", "a1B2c3D4e5F6".repeat(3), "x".repeat(40));
+        file(case, "doc.md", token.as_bytes())
+    }),
+    ("token after letters, and before", |case| {
+        file(case, "doc.md", format!("xghp_{}_x\n", "a1B2c3D4e5F6".repeat(3)).as_bytes())
+    }),
+    ("token in UTF-16", |case| {
+        let token = format!("token = ghp_{}\n", "a1B2c3D4e5F6".repeat(3));
+        let wide: Vec<_> = token.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        file(case, "wide.txt", &wide)
+    }),
+    ("token of x", |case| file(case, "doc.md", format!("ghp_{}\n", "x".repeat(36)).as_bytes())),
     ("names that are no text", |case| {
         let blob = case.agent().object("blob", "odd\n");
         let names: [&[u8]; 3] = [b"a\nb", b"\xff\xfe", "turned\u{202e}txt.exe".as_bytes()];

@@ -39,7 +39,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("signed commit", |case| {
         commit(
             case,
-            "A <a@example.com> 1 +0000\ncommitter A <a@example.com> 1 +0000\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----",
+            "A <a@example.com> 1767323045 +0000\ncommitter A <a@example.com> 1767323045 +0000\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----",
             "Signed\n",
         )
     }),

@@ -1,0 +1,61 @@
+//! What a commit says of itself, and only the relay may say; and what nobody would say.
+
+use std::ops::RangeInclusive;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::seen::folded;
+use crate::relay::quarantine::TRAILERS;
+use crate::relay::quarantine::commit::Commit;
+
+/// Whether the message has a line that looks like one of the relay's trailers.
+pub(super) fn claims_run(commit: &Commit) -> bool {
+    let message = folded(&commit.message);
+    message.split(ENDS).any(|line| {
+        let name = line.split([':', '\u{ff1a}']).next().unwrap_or_default().trim();
+        let name: String =
+            name.chars().map(|letter| if is_dash(letter) { '-' } else { letter }).collect();
+        TRAILERS.iter().any(|ours| name.eq_ignore_ascii_case(ours))
+    })
+}
+
+/// Whether the author has the name or the address of `committer`, who is the relay.
+pub(super) fn claims_relay(commit: &Commit, committer: &str) -> bool {
+    let parts = |who: &[u8]| {
+        let who = folded(who);
+        let (name, address) = who.split_once('<').unwrap_or((&who, ""));
+        (name.trim().to_owned(), address.trim_end_matches('>').trim().to_owned())
+    };
+    let (name, address) = parts(commit.signature().0);
+    let (our_name, our_address) = parts(committer.as_bytes());
+    name == our_name || address == our_address
+}
+
+/// Whether its time is none that somebody may have worked at, or its zone none on Earth.
+pub(super) fn is_untimely(commit: &Commit, now: SystemTime) -> bool {
+    let (_, date) = commit.signature();
+    let parsed = str::from_utf8(date).ok().and_then(|date| date.split_once(' '));
+    let Some((seconds, zone)) = parsed else { return true };
+    let (Ok(seconds), Ok(zone)) = (seconds.parse::<u64>(), zone.parse::<i32>()) else {
+        return true;
+    };
+    let latest = now.duration_since(UNIX_EPOCH).unwrap_or_default() + A_DAY;
+    !(EARLIEST..=latest.as_secs()).contains(&seconds)
+        || !ZONES.contains(&zone)
+        || zone.abs() % 100 >= 60
+}
+
+fn is_dash(letter: char) -> bool {
+    matches!(letter, '\u{2010}'..='\u{2015}' | '\u{2212}' | '\u{fe58}' | '\u{fe63}' | '\u{ff0d}')
+}
+
+/// What ends a line, to one reader or another.
+const ENDS: [char; 7] = ['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
+
+/// The first of January 2000. Work may be older than its commit, if somebody has it from elsewhere.
+const EARLIEST: u64 = 946_684_800;
+
+/// Clocks differ.
+const A_DAY: Duration = Duration::from_hours(24);
+
+/// Hours and minutes, as git writes them.
+const ZONES: RangeInclusive<i32> = -1200..=1400;

@@ -1,0 +1,108 @@
+//! Merges of the newer base that are not what they seem. The branch is of an earlier run, and the base has moved on since.
+
+use std::path::Path;
+
+use super::{Attack, Case, Claim};
+use crate::support::repository::Repository;
+
+pub(super) const ATTACKS: &[Attack] = &[
+    ("base, merged", |case| {
+        case.agent().git(["merge", "-q", "--no-edit", "origin/main"]);
+        case.extract()
+    }),
+    ("base, merged, and work", |case| {
+        case.agent().git(["merge", "-q", "--no-edit", "origin/main"]);
+        case.agent().write("own.txt", "more\n");
+        case.agent().commit("More");
+        case.extract()
+    }),
+    ("base of before, merged", |case| {
+        case.agent().git(["merge", "-q", "--no-edit", "origin/main~1"]);
+        case.extract()
+    }),
+    ("base, merged in two steps", |case| {
+        case.agent().git(["merge", "-q", "--no-edit", "origin/main~1"]);
+        case.agent().git(["merge", "-q", "--no-edit", "origin/main"]);
+        case.extract()
+    }),
+    ("base, merged from its side", |case| {
+        // The first parent is the base; the tree is the same.
+        case.agent().git(["checkout", "-q", "-B", "side", "origin/main"]);
+        case.agent().git(["merge", "-q", "--no-edit", "sandbox/case"]);
+        case.agent().git(["checkout", "-q", "-B", "sandbox/case"]);
+        case.extract()
+    }),
+    ("base merged, and not taken", |case| {
+        case.agent().git(["merge", "-q", "--no-edit", "-s", "ours", "origin/main"]);
+        case.extract()
+    }),
+    ("base merged, and a file of it lost", |case| {
+        case.agent().git(["merge", "-q", "--no-commit", "origin/main"]);
+        case.agent().git(["rm", "-q", "-f", ".github/workflows/guard.yml"]);
+        case.agent().commit("Merge main");
+        case.extract()
+    }),
+    ("base of before merged, not taken", |case| {
+        case.agent().git(["merge", "-q", "--no-edit", "-s", "ours", "origin/main~1"]);
+        case.extract()
+    }),
+    ("base merged, taken back later", |case| {
+        case.agent().git(["merge", "-q", "--no-edit", "origin/main"]);
+        case.agent().git(["checkout", "-q", "HEAD~1", "--", ".github/workflows/ci.yml"]);
+        case.agent().commit("Tidy");
+        case.extract()
+    }),
+    ("base merged by two ways, one not taken", |case| {
+        // Neither of the base's two parents leads to the other.
+        case.agent().git(["merge", "-q", "--no-edit", "origin/main~1^1"]);
+        case.agent().git(["merge", "-q", "--no-edit", "-s", "ours", "origin/main~1^2"]);
+        case.extract()
+    }),
+    ("conflict, with more in it", |case| {
+        conflict(case, |case| {
+            case.agent().write("docs/guide.md", "both\n");
+            case.agent().write(".github/CODEOWNERS", "* @me\n");
+        })
+    }),
+    ("conflict", |case| conflict(case, |case| case.agent().write("docs/guide.md", "both\n"))),
+];
+
+/// A repository in which the branch has the work of an earlier run, and `main` has become stricter by several ways.
+pub(super) fn moved_on(path: &Path) -> Repository {
+    let remote = Repository::seeded(path);
+    let work = Repository::with_files(&path.with_extension("work"));
+    let url = path.to_str().unwrap();
+    work.git(["pull", "-q", url, "main"]);
+    work.write(".github/workflows/ci.yml", "on: push\npermissions: write-all\n");
+    work.commit("A workflow");
+    work.git(["checkout", "-q", "-b", "sandbox/case"]);
+    work.write("own.txt", "own\n");
+    work.commit("Earlier work");
+    work.git(["checkout", "-q", "-b", "owners", "main"]);
+    work.write(".github/CODEOWNERS", "* @keepers\n");
+    work.commit("Owners");
+    work.git(["checkout", "-q", "main"]);
+    work.write(".github/workflows/ci.yml", "on: push\npermissions: {}\n");
+    work.commit("A stricter workflow");
+    work.git(["merge", "-q", "--no-edit", "owners"]);
+    work.write(".github/workflows/guard.yml", "on: pull_request\n");
+    work.commit("A guard");
+    work.git(["push", "-q", url, "main", "sandbox/case"]);
+    remote
+}
+
+/// The branch and the base say something else in one place, and the agent merges them in its way.
+fn conflict(case: &Case, resolve: fn(&Case)) -> Claim {
+    case.agent().write("docs/guide.md", "the agent's\n");
+    case.agent().commit("Agent's guide");
+    case.agent().git(["checkout", "-q", "-b", "side", "HEAD~1"]);
+    case.agent().write("docs/guide.md", "another\n");
+    case.agent().commit("Another guide");
+    case.agent().git(["checkout", "-q", "sandbox/case"]);
+    case.agent().git(["merge", "-q", "--no-edit", "origin/main"]);
+    let merged = case.agent().try_git(["merge", "-q", "side"], b"");
+    assert!(!merged.status.success(), "there is no conflict: {merged:?}");
+    resolve(case);
+    case.agent().commit("Merge");
+    case.extract()
+}
