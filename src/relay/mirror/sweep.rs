@@ -1,15 +1,18 @@
-//! Removes what nobody comes back to.
+//! Removes what nobody comes back to, and packs what stays.
 
 use std::fs::{self, DirEntry, File};
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::{MADE, id};
+use super::{MADE, NETWORK, id, own_ref};
+use crate::git::Git;
 use crate::relay::{BranchKey, Error, Lease, Repository};
 
 /// Removes the mirrors below `state` that nobody has come to since `before`, but not those of `kept`; the next run there
-/// fetches everything again. What killed runs have left of their quarantine goes, too. Returns how many mirrors.
+/// fetches everything again. Of the others, what was fetched for branches that nobody has come to goes, and the rest is
+/// packed where that is worth it; but nothing goes of `kept`, whose work may build on it. What killed runs have left of
+/// their quarantine goes, too. Returns how many mirrors.
 pub fn sweep(state: &Path, before: SystemTime, kept: &[Repository]) -> Result<usize, Error> {
     let kept: Vec<_> = kept.iter().map(id).collect();
     let mut removed = 0;
@@ -17,23 +20,57 @@ pub fn sweep(state: &Path, before: SystemTime, kept: &[Repository]) -> Result<us
         let path = mirror.path();
         let is_bare = path.extension().is_some_and(|ending| ending == "git");
         let name = path.file_stem().unwrap_or_default();
-        if is_bare && !kept.iter().any(|id| name == id.as_str()) {
-            let disk = |source| Error::Disk { path: path.clone(), source };
-            removed += usize::from(remove(&path, before).map_err(disk)?);
+        let branches = state.join("branches").join(name);
+        if !is_bare || kept.iter().any(|id| name == id.as_str()) {
+            continue;
+        }
+        let disk = |source| Error::Disk { path: path.clone(), source };
+        if remove(&path, before).map_err(disk)? {
+            removed += 1;
+        } else {
+            tidy(&Git::find(&state.join("home"))?, &path, (&branches, before))?;
         }
     }
     for repository in entries(&state.join("branches"))? {
         for branch in entries(&repository.path())? {
-            let key = branch.file_name().into_string().ok();
-            let key = key.and_then(|key| BranchKey::parse(&key).ok());
+            let has_left = entries(&branch.path())?.len() > 1;
             // Whoever holds it lets go of it with nothing left behind; so do we.
-            match key.map(|key| Lease::take(&repository.path(), &key)) {
-                None | Some(Ok(_) | Err(Error::Busy { .. })) => (),
-                Some(Err(error)) => return Err(error),
-            }
+            drop(has_left.then(|| taken(&branch)).transpose()?);
         }
     }
     Ok(removed)
+}
+
+/// Lets go of the refs of old branches, and has git do what it thinks is needed.
+fn tidy(git: &Git, mirror: &Path, (branches, before): (&Path, SystemTime)) -> Result<(), Error> {
+    for entry in entries(branches)? {
+        // It is written by whoever takes it.
+        let lease = entry.path().join("lease");
+        let used = fs::metadata(&lease).and_then(|lease| lease.modified());
+        let used = used.map_err(|source| Error::Disk { path: lease, source })?;
+        let taken = (used < before).then(|| taken(&entry)).transpose()?.flatten();
+        let Some(lease) = taken else { continue };
+        for name in ["base", "branch"] {
+            let words = ["-d".to_owned(), own_ref(lease.branch(), name)];
+            git.call("update-ref").repository(mirror).words(words).done()?;
+        }
+    }
+    let call = git.call("gc").repository(mirror).words(["--auto", "--no-detach", "--quiet"]);
+    let call = call.setting(format!("gc.auto={MOST_LOOSE}"));
+    let call = call.setting(format!("gc.autoPackLimit={MOST_PACKS}"));
+    Ok(call.limits(NETWORK).done()?)
+}
+
+/// The lease of the branch whose directory this is; `None` where somebody else has it, or it is none of a branch.
+fn taken(branch: &DirEntry) -> Result<Option<Lease>, Error> {
+    let key = branch.file_name().into_string().ok();
+    let Some(key) = key.and_then(|key| BranchKey::parse(&key).ok()) else { return Ok(None) };
+    let path = branch.path();
+    match Lease::take(path.parent().unwrap_or(&path), &key) {
+        Ok(lease) => Ok(Some(lease)),
+        Err(Error::Busy { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Under the lock that whoever comes to it takes: who comes later makes it anew.
@@ -55,3 +92,7 @@ fn entries(directory: &Path) -> Result<Vec<DirEntry>, Error> {
     };
     found.map_err(|source| Error::Disk { path: directory.to_owned(), source })
 }
+
+/// Each fetch of less than a hundred objects leaves them loose, and each larger one a pack.
+const MOST_LOOSE: u32 = 2000;
+const MOST_PACKS: u32 = 20;

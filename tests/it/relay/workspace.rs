@@ -119,8 +119,44 @@ fn a_base_that_moved_into_a_conflict_is_for_whoever_merges() {
     run.workspace.write("docs/guide.md", "both\n");
     run.workspace.commit("Both guides");
     let pushed = place.deliver(&run).unwrap();
-    assert_eq!((pushed.mode.as_str(), place.tip("main")), ("exact: merge", theirs));
+    assert_eq!((pushed.mode.as_str(), place.tip("main")), ("bundled: merge", theirs));
     assert_eq!(place.remote.git(["show", "sandbox/conflict:docs/guide.md"]), "both");
+}
+
+/// L2: a sweep packs a mirror that has become many, and lets go of what was fetched for branches nobody comes to; those
+/// that somebody does are served as before, and so is whoever comes back.
+#[test]
+fn a_sweep_packs_what_stays() {
+    let place = Place::new();
+    let day = std::time::Duration::from_hours(24);
+    let before = std::time::SystemTime::now() - day;
+    drop((place.begin("old", "first"), place.begin("new", "second")));
+    let state = place.path("state");
+    let only = |path: &Path| {
+        let found = |path: &Path| path.extension().is_none_or(|ending| ending == "git");
+        fs::read_dir(path).unwrap().map(|it| it.unwrap().path()).find(|path| found(path)).unwrap()
+    };
+    let mirror = Repository::at(&only(&state.join("mirrors")));
+    for at in 0..25 {
+        let name = mirror.git_with(["hash-object", "-w", "--stdin"], &[at]);
+        mirror.git_with(["pack-objects", "-q", "objects/pack/pack"], name.as_bytes());
+    }
+    let lease = only(&state.join("branches")).join("old/lease");
+    fs::File::options().append(true).open(lease).unwrap().set_modified(before - day).unwrap();
+    let url = place.remote.path.display().to_string();
+    let swept = |kept: &[_]| cogni_gateway::relay::mirror::sweep(&state, before, kept).unwrap();
+    let refs = || mirror.git(["for-each-ref", "--format=%(refname)"]);
+    assert_eq!(swept(&[url.parse().unwrap()]), 0);
+    assert_eq!(refs(), "refs/relay/new/base\nrefs/relay/old/base");
+    assert_eq!(swept(&[]), 0);
+    assert_eq!(refs(), "refs/relay/new/base");
+    let counted = mirror.git(["count-objects", "-v"]);
+    let packs = counted.lines().find_map(|line| line.strip_prefix("packs: ")).unwrap();
+    assert!(packs.parse::<u32>().unwrap() <= 2, "{counted}");
+    let run = place.begin("old", "third");
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    assert_eq!(place.deliver(&run).unwrap().commits, 1);
 }
 
 /// L2: mirrors are made once, also by two at a time, and serve runs at several branches at once.
