@@ -326,6 +326,15 @@ pub(super) fn short<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S
     serializer.serialize_str(&text[..text.floor_char_boundary(MAX_TEXT)])
 }
 
+/// The first few.
+pub(super) fn short_list<S: Serializer>(
+    texts: &&[String],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let cut = |text: &String| text[..text.floor_char_boundary(MAX_TEXT)].to_owned();
+    serializer.collect_seq(texts.iter().take(MAX_LIST).map(cut))
+}
+
 pub(super) fn short_option<S: Serializer>(
     text: &Option<&str>,
     serializer: S,
@@ -357,3 +366,6 @@ fn micros_option<S: Serializer>(
 
 /// Bytes kept of any one text. Our ids have 36, real model names under 100.
 pub const MAX_TEXT: usize = 256;
+
+/// Texts of a list: a record stays below eight KiB.
+const MAX_LIST: usize = 20;

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::record::{Record, short, short_option};
+use super::record::{Record, short, short_list, short_option};
 
 /// Written when the work is out of the sandbox, on this machine's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -46,6 +46,9 @@ pub struct Judged<'a> {
     pub files: u64,
     /// How many rules had something to say.
     pub reasons: u64,
+    /// What the first of them said.
+    #[serde(serialize_with = "short_list", skip_serializing_if = "<[String]>::is_empty")]
+    pub said: &'a [String],
 }
 
 /// Written when the branch has it.

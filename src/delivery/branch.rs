@@ -31,8 +31,7 @@ impl Relay {
         let known: Vec<_> = self.settings.known.iter().cloned().chain(token).collect();
         let judged = work.judge(&policy, &known)?;
         if job.step == Step::Quarantined {
-            let verdict = Verdict::from(judged.verdict());
-            job = self.outbox.advance(&job, Progress::Judged(verdict))?;
+            job = self.outbox.advance(&job, Progress::Judged(judged.verdict().clone()))?;
         }
         Ok((job, judged))
     }

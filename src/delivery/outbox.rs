@@ -248,12 +248,13 @@ impl Outbox {
         let mut connection = self.connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let written = change.execute(
-            "UPDATE job SET step = :step, verdict = :verdict, head = :head, is_pushed = :is_pushed,
+            "UPDATE job SET step = :step, verdict = :verdict, reasons = :reasons, head = :head, is_pushed = :is_pushed,
                  pull_number = :number, pull_url = :url, due = :due, error = :error, updated = :now
              WHERE id = :id AND step = :old AND fence = :fence",
             named_params! {
                 ":step": new.step.as_str(),
                 ":verdict": new.verdict.map(Verdict::as_str),
+                ":reasons": serde_json::to_string(&new.reasons).expect("reasons are text"),
                 ":head": new.head.map(|head| head.to_string()),
                 ":is_pushed": new.is_pushed,
                 ":number": new.pull.as_ref().map(|pull| signed(pull.number)),

@@ -9,7 +9,7 @@ use crate::audit::{Log, relay as event};
 use crate::base::secret::Secret;
 use crate::forge::pull_request;
 use crate::relay::repository::{Hosted, Repository};
-use crate::relay::{Artifacts, Lease, Sha};
+use crate::relay::{Artifacts, Lease, Sha, judge};
 
 impl Relay {
     /// Takes a row as far as it goes.
@@ -80,7 +80,13 @@ impl Relay {
             rules: &self.rules_of(&job.order).digest(),
             files: judged.files() as u64,
             reasons: judged.verdict().reasons().len() as u64,
+            said: &judged.verdict().reasons().iter().map(ToString::to_string).collect::<Vec<_>>(),
         });
+        if let judge::Verdict::Review(reasons) = judged.verdict() {
+            let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
+            tracing::warn!(relay = job.id, ?reasons, "somebody has to look at this work");
+            self.withdraw(&job.order).await?;
+        }
         let relay = self.clone();
         let moving = move || relay.move_branch(&job, judged, token.as_ref());
         let (job, was_there) = tokio::task::spawn_blocking(moving).await??;
@@ -88,6 +94,23 @@ impl Relay {
         let from = job.order.state.expected().map(|sha| sha.to_string());
         audit.relayed(&event::Pushed { relay: &job.id, from: from.as_deref(), to: &to, was_there });
         Ok(job)
+    }
+
+    /// Sees to it that nothing is merged that nobody has looked at.
+    async fn withdraw(&self, order: &Order) -> Result<(), Stop> {
+        let Some((hosted, Access { api, credential })) = self.hosted(&order.repository) else {
+            return Ok(());
+        };
+        let done = pull_request::withdraw(api, credential, hosted, order.branch()).await;
+        done.map_err(|error| match error.later() {
+            Some(_) => Stop::from(error),
+            None => Stop::held(
+                "ready",
+                format!(
+                    "its pull request may be merged before anybody has looked at this: {error}"
+                ),
+            ),
+        })
     }
 
     /// Puts the statement beside the commit. The work is where it should be, so this holds nothing up.
@@ -121,6 +144,7 @@ impl Relay {
             body: words.body.clone(),
             moved: (job.order.state.expected().unwrap_or(Sha::NONE), job.head.unwrap_or(Sha::NONE)),
             needs_review: job.verdict == Some(Verdict::Review),
+            reasons: job.reasons.clone(),
         };
         let published =
             pull_request::publish(&access.api, &access.credential, hosted, &order).await?;

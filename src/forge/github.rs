@@ -64,6 +64,21 @@ pub struct Branch {
     pub protected: bool,
 }
 
+/// What a query is answered with; what it found is left out.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    errors: Vec<QueryError>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct QueryError {
+    #[serde(rename = "type")]
+    kind: String,
+    message: String,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -128,6 +143,17 @@ impl Api {
         self.call(token, Method::GET, path, None::<&()>).await
     }
 
+    /// One mutation of the API that is not REST, for what REST cannot do. What it answers is not needed.
+    pub(super) async fn mutate(&self, token: &Secret, query: &str, id: &str) -> Result<(), Error> {
+        let body = serde_json::json!({ "query": query, "variables": { "id": id } });
+        let called = Box::pin(self.exchange(token, (Method::POST, GRAPH), Some(&body)));
+        let answer: Answer = self.in_time(called).await?;
+        match answer.errors.first() {
+            Some(error) => Err(Error::of_query(&error.kind, &error.message)),
+            None => Ok(()),
+        }
+    }
+
     /// One call, once: whoever may repeat it knows whether it may have been done already.
     pub(super) async fn call<T: DeserializeOwned>(
         &self,
@@ -136,7 +162,10 @@ impl Api {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, Error> {
-        let called = Box::pin(self.exchange(token, method, path, body));
+        self.in_time(Box::pin(self.exchange(token, (method, path), body))).await
+    }
+
+    async fn in_time<T>(&self, called: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         match tokio::time::timeout(self.config.timeout, called).await {
             Ok(answered) => answered,
             Err(_elapsed) => {
@@ -148,11 +177,10 @@ impl Api {
     async fn exchange<T: DeserializeOwned>(
         &self,
         token: &Secret,
-        method: Method,
-        path: &str,
+        (method, path): (Method, &str),
         body: Option<&impl Serialize>,
     ) -> Result<T, Error> {
-        let client = self.client(token);
+        let client = self.client(token, self.base(path));
         let request = Request::builder().method(method).uri(path);
         let request = client.build_request(request, body).map_err(|error| unanswered(&error))?;
         let response = client.execute(request).await.map_err(|error| unanswered(&error))?;
@@ -166,15 +194,24 @@ impl Api {
         serde_json::from_slice(&body).map_err(|error| Error::Unanswered(error.to_string()))
     }
 
+    /// What a path is below. An Enterprise has the other API beside the REST API, not in it.
+    fn base(&self, path: &str) -> Uri {
+        let url = &self.config.url;
+        let above = url.path().strip_suffix("/v3").filter(|_| path == GRAPH);
+        let Some(above) = above else { return url.clone() };
+        let mut parts = url.clone().into_parts();
+        parts.path_and_query = above.parse().ok();
+        Uri::from_parts(parts).unwrap_or_else(|_| url.clone())
+    }
+
     /// octocrab for one token. It shows the token to the API's own address only.
-    fn client(&self, token: &Secret) -> Octocrab {
+    fn client(&self, token: &Secret, base: Uri) -> Octocrab {
         let headers: Arc<Vec<(HeaderName, HeaderValue)>> = Arc::new(vec![
             (USER_AGENT, HeaderValue::from_static(AGENT)),
             (ACCEPT, HeaderValue::from_static("application/vnd.github+json")),
         ]);
         let token = token.expose().to_owned().into();
-        let (headers, base) =
-            (ExtraHeadersLayer::new(headers), BaseUriLayer::new(self.config.url.clone()));
+        let (headers, base) = (ExtraHeadersLayer::new(headers), BaseUriLayer::new(base));
         let auth = AuthState::AccessToken { token };
         let empty = OctocrabBuilder::new_empty();
         let built = match self.way.clone() {
@@ -242,6 +279,9 @@ fn unanswered(error: &octocrab::Error) -> Error {
     }
     Error::Unanswered(why)
 }
+
+/// The API that is not REST.
+const GRAPH: &str = "/graphql";
 
 /// GitHub wants to know who calls.
 const AGENT: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));

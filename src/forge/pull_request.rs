@@ -6,6 +6,8 @@
 //! **Invariant:** what people wrote into a pull request stays as it is, byte for byte; the relay changes only what
 //! stands between its own marks ([`island`]).
 //!
+//! **Invariant:** work that needs a review never comes to a pull request that is ready to be merged.
+//!
 //! **Invariant:** an agent's words name nobody, close nothing and load nothing ([`text`]).
 
 pub mod island;
@@ -17,8 +19,10 @@ use serde::{Deserialize, Serialize};
 use super::credential::Credential;
 use super::github::{Api, Error, encoded, path};
 use crate::base::secret::Secret;
+use crate::relay::judge::Reason;
 use crate::relay::repository::Hosted;
 use crate::relay::{Branch, Sha};
+use island::NOTICE;
 
 /// What is to stand on a pull request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub struct Order {
     pub moved: (Sha, Sha),
     /// Whether somebody has to look at it before it counts: a new one is then a draft.
     pub needs_review: bool,
+    /// Why.
+    pub reasons: Vec<Reason>,
 }
 
 /// A pull request that says what it should.
@@ -51,7 +57,12 @@ pub struct Published {
 #[derive(Debug, Deserialize)]
 struct Found {
     number: u64,
+    /// Its name in the API that is not REST. Not every forge that speaks the one has the other.
+    #[serde(default)]
+    node_id: String,
     html_url: String,
+    #[serde(default)]
+    draft: bool,
     body: Option<String>,
     head: Side,
     base: Side,
@@ -61,6 +72,13 @@ struct Found {
 struct Side {
     #[serde(rename = "ref")]
     branch: String,
+    /// `None` where the repository is gone: it was a fork.
+    repo: Option<Home>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Home {
+    full_name: String,
 }
 
 #[derive(Serialize)]
@@ -90,6 +108,58 @@ pub async fn publish(
     let attempt = |token| async move { Desk { api, token, repository, order }.publish().await };
     let attempts = || credential.with(api, repository, attempt);
     Box::pin(api.patience().keep(attempts)).await
+}
+
+/// Takes the pull requests of a branch back to drafts, before work is pushed there that needs a review: one that is ready
+/// may be merged by itself as soon as the work is there.
+///
+/// # Errors
+/// As [`publish`]. Nothing is to be pushed then.
+pub async fn withdraw(
+    api: &Api,
+    credential: &Credential,
+    repository: &Hosted,
+    branch: &Branch,
+) -> Result<(), Error> {
+    let attempt =
+        |token: Secret| async move { withdraw_all(api, &token, repository, branch).await };
+    let attempts = || credential.with(api, repository, attempt);
+    Box::pin(api.patience().keep(attempts)).await
+}
+
+async fn withdraw_all(
+    api: &Api,
+    token: &Secret,
+    repository: &Hosted,
+    branch: &Branch,
+) -> Result<(), Error> {
+    for found in open(api, token, (repository, branch), "").await?.iter().filter(|it| !it.draft) {
+        match api.mutate(token, TO_DRAFT, &found.node_id).await {
+            // Where there are no drafts, nothing is merged by itself either. The text says that it is to be looked at.
+            Err(error) if error.to_string().contains(NO_DRAFTS) => (),
+            done => done?,
+        }
+        tracing::info!(url = found.html_url, "the pull request is a draft again");
+    }
+    Ok(())
+}
+
+/// The open pull requests from a branch, which `more` of a query is about. GitHub is asked for just those, and not
+/// believed: what it does not understand in a query, it leaves out, and a fork's branch may have the same name.
+async fn open(
+    api: &Api,
+    token: &Secret,
+    (repository, branch): (&Hosted, &Branch),
+    more: &str,
+) -> Result<Vec<Found>, Error> {
+    let (owner, branch) = (repository.owner(), branch.to_string());
+    let query = format!("/pulls?state=open&head={owner}%3A{}{more}&per_page=20", encoded(&branch));
+    let found: Vec<Found> = api.get(token, &path(repository, &query)).await?;
+    let own = format!("{owner}/{}", repository.name());
+    let is_own = |home: &Home| home.full_name.eq_ignore_ascii_case(&own);
+    let is_it =
+        |one: &Found| one.head.branch == branch && one.head.repo.as_ref().is_some_and(is_own);
+    Ok(found.into_iter().filter(is_it).collect())
 }
 
 /// Where one attempt is made.
@@ -123,18 +193,12 @@ impl Desk<'_> {
         }
     }
 
-    /// The open pull request from the branch to `base`. GitHub is asked for just that, and not believed: what it does
-    /// not understand in a query, it leaves out.
+    /// The open pull request from the branch to `base`.
     async fn find(&self, base: &str) -> Result<Option<Found>, Error> {
-        let head = self.order.head.to_string();
-        let query = format!(
-            "/pulls?state=open&head={}%3A{}&base={}&per_page=20",
-            self.repository.owner(),
-            encoded(&head),
-            encoded(base)
-        );
-        let found: Vec<Found> = self.api.get(&self.token, &path(self.repository, &query)).await?;
-        Ok(found.into_iter().find(|one| one.head.branch == head && one.base.branch == base))
+        let more = format!("&base={}", encoded(base));
+        let place = (self.repository, &self.order.head);
+        let found = open(self.api, &self.token, place, &more).await?;
+        Ok(found.into_iter().find(|one| one.base.branch == base))
     }
 
     async fn create(&self, base: &str, draft: bool) -> Result<Published, Error> {
@@ -152,6 +216,9 @@ impl Desk<'_> {
         let old = found.body.as_deref();
         let published = Published { number: found.number, url: found.html_url, is_new: false };
         let Some(body) = island::put(old, &self.order.run, &self.words()) else {
+            if self.order.needs_review {
+                return Err(Error::Full(published.url));
+            }
             tracing::warn!(
                 url = published.url,
                 "the pull request's text is full; it stays as it is"
@@ -175,12 +242,32 @@ impl Desk<'_> {
         let agent =
             if agent.is_empty() { String::new() } else { format!(" of {}", text::code(agent)) };
         let from = if *from == Sha::NONE { "nothing".to_owned() } else { format!("`{from}`") };
-        let review = if self.order.needs_review { REVIEW } else { "" };
+        let notice = if self.order.needs_review { self.notice(&run) } else { String::new() };
         let gap = if body.is_empty() { "" } else { "\n\n" };
-        format!("{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{review}")
+        format!("{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{notice}")
+    }
+
+    /// What stays for as long as there is room for anything: that somebody has to look, and below it, at what.
+    fn notice(&self, run: &str) -> String {
+        let headline =
+            format!("**The changes of {run} touch what is protected: they need a review.**\n");
+        let reasons = &self.order.reasons;
+        let listed = reasons.iter().take(MAX_REASONS).map(|Reason { path, why, .. }| {
+            let path = path.as_ref().map(|path| text::code(path) + ": ").unwrap_or_default();
+            format!("- {path}{}", text::body(why))
+        });
+        let left = reasons.len().saturating_sub(MAX_REASONS);
+        let more = (left > 0).then(|| format!("- and {left} more"));
+        let lines = ["\n".to_owned(), NOTICE.to_owned(), headline].into_iter();
+        lines.chain(listed).chain(more).collect::<Vec<_>>().join("\n")
     }
 }
 
 const EXISTS: &str = "A pull request already exists";
 const NO_DRAFTS: &str = "Draft pull requests are not supported";
-const REVIEW: &str = " **Its changes touch what is protected: they need a review.**";
+
+/// REST can make a draft of nothing that is not one.
+const TO_DRAFT: &str = "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }";
+
+/// More than that is read where the work is.
+const MAX_REASONS: usize = 10;

@@ -56,6 +56,11 @@ impl Trouble {
         Self::Refuse(Reply::error(StatusCode::FORBIDDEN, "Resource not accessible by integration"))
     }
 
+    /// What the API that is not REST says, with a status that says that all is well.
+    pub fn of_query(kind: &str, message: &str) -> Self {
+        Self::Refuse(Reply::graph_error(kind, message))
+    }
+
     /// What the API says while it does not yet know a branch that git has already taken.
     pub fn head_unknown() -> Self {
         Self::Refuse(Reply::invalid("PullRequest", "head"))

@@ -14,6 +14,8 @@ pub struct Pull {
     pub base: String,
     pub is_draft: bool,
     pub is_open: bool,
+    /// Where the branch is, if not in the same repository; empty where that repository is gone.
+    pub fork: Option<String>,
 }
 
 /// Where a pull request is shown: what it does not know itself.
@@ -26,19 +28,25 @@ pub(super) struct Place<'a> {
 }
 
 impl Pull {
+    /// Its name among all that GitHub has, where `id` is its repository's.
+    pub(super) fn node(&self, id: u64) -> String {
+        format!("PR_{id}_{}", self.number)
+    }
+
     pub(super) fn shown(&self, place: &Place<'_>) -> Value {
         let Place { url, repository, id, head, base } = place;
         let number = self.number;
         json!({
             "id": 1000 + number,
             "number": number,
+            "node_id": self.node(*id),
             "url": format!("{url}/repos/{repository}/pulls/{number}"),
             "html_url": format!("{url}/{repository}/pull/{number}"),
             "state": if self.is_open { "open" } else { "closed" },
             "draft": self.is_draft,
             "title": self.title,
             "body": self.body,
-            "head": side(repository, *id, &self.head, head),
+            "head": side(self.fork.as_deref().unwrap_or(repository), *id, &self.head, head),
             "base": side(repository, *id, &self.base, base),
         })
     }
@@ -50,6 +58,6 @@ fn side(repository: &str, id: u64, branch: &str, sha: &str) -> Value {
         "label": format!("{owner}:{branch}"),
         "ref": branch,
         "sha": sha,
-        "repo": { "id": id, "full_name": repository },
+        "repo": (!repository.is_empty()).then(|| json!({ "id": id, "full_name": repository })),
     })
 }

@@ -55,6 +55,13 @@ impl Reply {
         Self::unprocessable(&json!({ "resource": resource, "code": "custom", "message": message }))
     }
 
+    /// What is wrong with a query, with a status that says that all is well.
+    pub(super) fn graph_error(kind: &str, message: &str) -> Self {
+        let error =
+            json!({ "type": kind, "path": ["convertPullRequestToDraft"], "message": message });
+        Self::ok(&json!({ "data": null, "errors": [error] }))
+    }
+
     fn unprocessable(reason: &Value) -> Self {
         let status = StatusCode::UNPROCESSABLE_ENTITY;
         let mut body = error(status, "Validation Failed");

@@ -42,6 +42,7 @@ pub(super) fn answer(hub: &Hub, ask: &Rest, head: &Parts, body: &[u8]) -> Reply 
     let mut state = hub.state();
     let name = match ask {
         Rest::AccessToken { installation } => return token(&mut state, head, *installation, body),
+        Rest::Graph => return withdraw(&mut state, head, body),
         Rest::Installation { name } => return installation(&state, head, name),
         Rest::RepositoryById { id } => {
             let found = state.repositories.iter().find(|(_, found)| found.id == *id);
@@ -141,13 +142,16 @@ impl Shown<'_> {
             let message = format!("No commits between {base} and {head}");
             return Reply::refused("PullRequest", &message);
         }
-        let is_same = |pull: &Pull| pull.is_open && pull.head == head && pull.base == base;
+        let is_same = |pull: &Pull| {
+            pull.is_open && pull.fork.is_none() && pull.head == head && pull.base == base
+        };
         if repository.pulls.iter().any(is_same) {
             let message = format!("A pull request already exists for {owner}:{head}.");
             return Reply::refused("PullRequest", &message);
         }
         let number = repository.pulls.len() as u64 + 1;
-        let pull = Pull { number, title, body, head, base, is_draft: draft, is_open: true };
+        let pull =
+            Pull { number, title, body, head, base, is_draft: draft, is_open: true, fork: None };
         let shown = self.pull(repository, &pull);
         repository.pulls.push(pull);
         Reply::json(StatusCode::CREATED, &shown)
@@ -162,6 +166,28 @@ impl Shown<'_> {
         pull.is_open = update.state.map_or(pull.is_open, |state| state == "open");
         let pull = pull.clone();
         Reply::ok(&self.pull(repository, &pull))
+    }
+}
+
+/// The one mutation that there is: it makes a pull request a draft.
+fn withdraw(state: &mut State, head: &Parts, body: &[u8]) -> Reply {
+    if !state.access.knows(head) {
+        return Reply::bad_credentials();
+    }
+    let asked: Value = serde_json::from_slice(body).unwrap_or_default();
+    let is_known =
+        asked["query"].as_str().is_some_and(|it| it.contains("convertPullRequestToDraft"));
+    let mut all = state.repositories.values_mut().flat_map(|repository| {
+        let id = repository.id;
+        repository.pulls.iter_mut().map(move |pull| (pull.node(id), pull))
+    });
+    match all.find(|(node, _)| is_known && asked["variables"]["id"] == node.as_str()) {
+        Some((_, pull)) => {
+            pull.is_draft = true;
+            let pull = json!({ "pullRequest": { "isDraft": true } });
+            Reply::ok(&json!({ "data": { "convertPullRequestToDraft": pull } }))
+        }
+        None => Reply::graph_error("NOT_FOUND", "Could not resolve to a node"),
     }
 }
 

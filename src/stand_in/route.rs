@@ -13,6 +13,8 @@ pub enum Operation {
     CreatePull,
     GetPull,
     UpdatePull,
+    /// A pull request is made a draft again.
+    Withdraw,
     Installation,
     AccessToken,
     /// Git asks which branches there are: before a fetch, and before a push.
@@ -39,6 +41,7 @@ pub(super) enum Rest {
     UpdatePull { name: String, number: u64 },
     Installation { name: String },
     AccessToken { installation: u64 },
+    Graph,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +75,7 @@ impl Route {
             Self::Rest(Rest::CreatePull { .. }) => Operation::CreatePull,
             Self::Rest(Rest::GetPull { .. }) => Operation::GetPull,
             Self::Rest(Rest::UpdatePull { .. }) => Operation::UpdatePull,
+            Self::Rest(Rest::Graph) => Operation::Withdraw,
             Self::Rest(Rest::Installation { .. }) => Operation::Installation,
             Self::Rest(Rest::AccessToken { .. }) => Operation::AccessToken,
             Self::Git(git) => match git.path.as_str() {
@@ -102,6 +106,7 @@ fn rest(method: &Method, parts: &[&str]) -> Option<Rest> {
         ("GET", ["repos", owner, repo, "installation"]) => {
             Rest::Installation { name: name(owner, repo) }
         }
+        ("POST", ["graphql"] | ["api", "graphql"]) => Rest::Graph,
         ("POST", ["app", "installations", id, "access_tokens"]) => {
             Rest::AccessToken { installation: id.parse().ok()? }
         }

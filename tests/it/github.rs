@@ -124,5 +124,6 @@ fn order() -> Order {
         body: "It is done.".to_owned(),
         moved: (Sha::NONE, Sha::of("blob", b"")),
         needs_review: false,
+        reasons: vec![],
     }
 }

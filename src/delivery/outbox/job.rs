@@ -49,6 +49,8 @@ pub struct Job {
     pub fence: u64,
     pub step: Step,
     pub verdict: Option<Verdict>,
+    /// Why it was not simply to be pushed.
+    pub reasons: Vec<judge::Reason>,
     /// What is to be pushed.
     pub head: Option<Sha>,
     pub is_pushed: bool,
@@ -100,7 +102,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     Quarantined { head: Sha },
-    Judged(Verdict),
+    Judged(judge::Verdict),
     Pushed,
     PullRequested(Pull),
     Done,
@@ -173,7 +175,7 @@ impl Verdict {
     }
 }
 
-/// Without its reasons, which are made anew from the work.
+/// Without its reasons.
 impl From<&judge::Verdict> for Verdict {
     fn from(verdict: &judge::Verdict) -> Self {
         match verdict {
@@ -206,7 +208,10 @@ impl Progress {
     pub(super) fn apply(self, job: &mut Job) {
         match self {
             Self::Quarantined { head } => job.head = Some(head),
-            Self::Judged(verdict) => job.verdict = Some(verdict),
+            Self::Judged(verdict) => {
+                job.verdict = Some(Verdict::from(&verdict));
+                job.reasons = verdict.reasons().to_vec();
+            }
             Self::Pushed => job.is_pushed = true,
             Self::PullRequested(pull) => job.pull = Some(pull),
             Self::Done => (),
@@ -217,7 +222,7 @@ impl Progress {
 
 /// What [`read`] reads, in its order.
 pub(super) const COLUMNS: &str = "id, \"order\", fence, step, verdict, head, is_pushed, pull_number, pull_url, attempts, \
-                                  due, error, created";
+                                  due, error, created, reasons";
 
 pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
     let text = |at: usize| row.get::<_, Option<String>>(at);
@@ -245,6 +250,8 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
         due: instant(row.get(10)?),
         error: text(11)?,
         created: instant(row.get(12)?),
+        // They are for people; another version may say them in another way.
+        reasons: serde_json::from_str(&row.get::<_, String>(13)?).unwrap_or_default(),
     })
 }
 

@@ -52,4 +52,6 @@ CREATE TABLE job (
     UNIQUE (repository, branch_key, run, tree)
 ) STRICT;
 CREATE INDEX job_due ON job (due) WHERE step NOT IN ('done', 'held', 'failed');
+", "
+ALTER TABLE job ADD COLUMN reasons TEXT NOT NULL DEFAULT '[]';
 "];

@@ -39,6 +39,10 @@ pub enum Error {
     Foreign { api: String, host: String },
     #[error("the app's private key cannot be used: {0}")]
     Key(&'static str),
+    #[error(
+        "the text of {0} is full, and has no room to say that the work needs a review; make some"
+    )]
+    Full(String),
 }
 
 /// One thing that is wrong with a request.
@@ -81,6 +85,16 @@ impl Error {
             }
             status if status.is_server_error() => Self::Unwell(status),
             status => Self::Unexpected { status, message },
+        }
+    }
+
+    /// What a query was refused for, which is said with a status that says that all is well.
+    pub(super) fn of_query(kind: &str, message: &str) -> Self {
+        let message = short(message);
+        match kind {
+            "RATE_LIMITED" => Self::Limited { after: A_MINUTE, message },
+            "FORBIDDEN" => Self::Forbidden(message),
+            _ => Self::Invalid { message, reasons: vec![] },
         }
     }
 

@@ -6,10 +6,13 @@
 //! <!-- /cogni -->
 //! ```
 
+use std::borrow::Cow;
+
 /// The text with the run's part in it: in place of what it had, or after the last part, or at the end. `None` where
 /// there is no room for it beside what people wrote.
 ///
-/// Parts of the longest past runs give way when there are too many, or too little room.
+/// Parts of the longest past runs give way when there are too many, or too little room; but what one has to say below
+/// [`NOTICE`] does not go, only what it has listed there.
 pub fn put(text: Option<&str>, run: &str, words: &str) -> Option<String> {
     let mut pieces = read(text.unwrap_or_default());
     let mark = format!("{OPEN}{run}{MARK_END}");
@@ -17,27 +20,41 @@ pub fn put(text: Option<&str>, run: &str, words: &str) -> Option<String> {
     let is_own = |piece: &Piece<'_>| matches!(piece, Piece::Part(old) if old.starts_with(&mark));
     let own = match pieces.iter().position(is_own) {
         Some(own) => {
-            pieces[own] = Piece::Part(&part);
+            pieces[own] = Piece::Part(part.into());
             own
         }
-        None => add(&mut pieces, &part),
+        None => add(&mut pieces, part),
     };
     trim(pieces, own)
 }
 
 /// What a text is made of.
-#[derive(Clone, Copy)]
 enum Piece<'a> {
     Foreign(&'a str),
     /// With its marks.
-    Part(&'a str),
+    Part(Cow<'a, str>),
 }
 
-impl<'a> Piece<'a> {
-    fn text(self) -> &'a str {
+impl Piece<'_> {
+    fn text(&self) -> &str {
         match self {
-            Self::Foreign(text) | Self::Part(text) => text,
+            Self::Foreign(text) => text,
+            Self::Part(text) => text,
         }
+    }
+
+    /// The part with less in it: first its words go, then what its notice lists, and its first line never. Without a
+    /// notice it goes as a whole. `None` where nothing can go.
+    fn less(&self) -> Option<String> {
+        let Self::Part(text) = self else { return None };
+        let Some((above, notice)) = text.split_once(NOTICE) else {
+            return (!text.is_empty()).then(String::new);
+        };
+        let mark = above.lines().next().unwrap_or_default();
+        let line = notice.trim_start().lines().next().unwrap_or_default();
+        let less =
+            [format!("{mark}\n{NOTICE}{notice}"), format!("{mark}\n{NOTICE}\n{line}\n{CLOSE}")];
+        less.into_iter().find(|less| less.len() < text.len())
     }
 }
 
@@ -54,7 +71,7 @@ fn read(text: &str) -> Vec<Piece<'_>> {
             Some(close) if next.is_none_or(|next| close < next) => {
                 let end = close + CLOSE.len();
                 pieces.push(Piece::Foreign(&rest[..open]));
-                pieces.push(Piece::Part(&rest[open..end]));
+                pieces.push(Piece::Part(rest[open..end].into()));
                 rest = &rest[end..];
                 from = 0;
             }
@@ -66,12 +83,12 @@ fn read(text: &str) -> Vec<Piece<'_>> {
 }
 
 /// Adds a part that was not there, and says where.
-fn add<'a>(pieces: &mut Vec<Piece<'a>>, part: &'a str) -> usize {
+fn add(pieces: &mut Vec<Piece<'_>>, part: String) -> usize {
     let last = pieces.iter().rposition(|piece| matches!(piece, Piece::Part(_)));
     let at = last.map_or(pieces.len(), |last| last + 1);
     let is_first = pieces[..at].iter().all(|piece| piece.text().is_empty());
     let gap = if is_first { "" } else { GAP };
-    pieces.insert(at, Piece::Part(part));
+    pieces.insert(at, Piece::Part(part.into()));
     pieces.insert(at, Piece::Foreign(gap));
     at + 1
 }
@@ -80,15 +97,21 @@ fn add<'a>(pieces: &mut Vec<Piece<'a>>, part: &'a str) -> usize {
 fn trim(mut pieces: Vec<Piece<'_>>, own: usize) -> Option<String> {
     loop {
         let characters: usize = pieces.iter().map(|piece| piece.text().chars().count()).sum();
-        let is_part = |piece: &Piece<'_>| matches!(piece, Piece::Part(text) if !text.is_empty());
-        let parts = pieces.iter().filter(|piece| is_part(piece)).count();
-        if characters <= MAX_CHARACTERS && parts <= MAX_PARTS {
-            return Some(pieces.iter().map(|piece| piece.text()).collect());
+        let others = (0..pieces.len()).filter(|&at| at != own);
+        let mut less = others.filter_map(|at| Some((at, pieces[at].less()?))).collect::<Vec<_>>();
+        if characters <= MAX_CHARACTERS && less.len() < MAX_PARTS {
+            return Some(pieces.iter().map(Piece::text).collect());
         }
-        let oldest = (0..pieces.len()).find(|&at| at != own && is_part(&pieces[at]))?;
-        pieces[oldest] = Piece::Part("");
+        if less.is_empty() {
+            return None;
+        }
+        let (oldest, less) = less.swap_remove(0);
+        pieces[oldest] = Piece::Part(less.into());
     }
 }
+
+/// What follows it in a part is not to be lost.
+pub const NOTICE: &str = "<!-- cogni:review -->";
 
 const OPEN: &str = "<!-- cogni:run ";
 const MARK_END: &str = " -->";

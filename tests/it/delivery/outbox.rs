@@ -12,6 +12,7 @@ use cogni_gateway::delivery::outbox::{
 };
 use cogni_gateway::delivery::statement::Facts;
 use cogni_gateway::relay::extract::Announced;
+use cogni_gateway::relay::judge::{self, Reason, Ruling};
 use cogni_gateway::relay::{Branch, BranchKey, BranchState, Sha};
 use cogni_gateway::runner::residents::kept::{Fate, Line, Shelf, is_under_way};
 use proptest::prelude::*;
@@ -26,12 +27,13 @@ fn a_row_outlives_its_process() {
         let outbox = open(&place);
         let job = outbox.claim(&outbox.add(&order("run-1")).unwrap(), 3).unwrap();
         let job = outbox.advance(&job, quarantined()).unwrap();
-        outbox.advance(&job, Progress::Judged(Verdict::Review)).unwrap()
+        outbox.advance(&job, Progress::Judged(judge::Verdict::Review(reasons()))).unwrap()
     };
     let read = open(&place).get(&written.id).unwrap();
     assert_eq!(read, written);
     assert_eq!((read.step, read.verdict, read.fence), (Step::Judged, Some(Verdict::Review), 3));
     assert_eq!((read.head, &read.order), (Some(sha("tip")), &order("run-1")));
+    assert_eq!(read.reasons, reasons());
     for file in fs::read_dir(place.path().join("state")).unwrap() {
         assert_eq!(file.unwrap().metadata().unwrap().mode() & 0o77, 0);
     }
@@ -70,7 +72,7 @@ fn steps_come_in_their_order() {
     failed → nothing
     ");
     let job = outbox.add(&order("run-1")).unwrap();
-    for progress in [Progress::Pushed, Progress::Judged(Verdict::Push), Progress::Done] {
+    for progress in [Progress::Pushed, Progress::Judged(judge::Verdict::Push), Progress::Done] {
         let error = outbox.advance(&job, progress).unwrap_err();
         assert!(matches!(error, Error::Skipped { .. }), "{error}");
     }
@@ -87,7 +89,7 @@ fn a_late_writer_moves_nothing() {
     let now = outbox.get(&old.id).unwrap();
     outbox.claim(&now, 2).unwrap();
     assert!(matches!(
-        outbox.advance(&now, Progress::Judged(Verdict::Push)),
+        outbox.advance(&now, Progress::Judged(judge::Verdict::Push)),
         Err(Error::Fenced { .. })
     ));
     assert!(matches!(outbox.claim(&now, 1), Err(Error::Fenced { .. })));
@@ -162,7 +164,7 @@ fn a_later_version_is_left_alone() {
     let connection = rusqlite::Connection::open(&path).unwrap();
     connection.pragma_update(None, "user_version", 99).unwrap();
     let error = Outbox::open(&path).unwrap_err();
-    insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 1)");
+    insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 2)");
 }
 
 proptest! {
@@ -226,7 +228,7 @@ impl Process<'_> {
     fn step(&mut self, job: &Job) -> Result<Progress, Killed> {
         Ok(match job.step {
             Step::Extracted => quarantined(),
-            Step::Quarantined => Progress::Judged(Verdict::Push),
+            Step::Quarantined => Progress::Judged(judge::Verdict::Push),
             Step::Judged => {
                 // The branch moves from what was expected, or is there already.
                 if self.world.branch.is_none() {
@@ -271,6 +273,11 @@ fn open(place: &TempDir) -> Outbox {
 
 fn quarantined() -> Progress {
     Progress::Quarantined { head: sha("tip") }
+}
+
+fn reasons() -> Vec<Reason> {
+    let path = Some("AGENTS.md".to_owned());
+    vec![Reason { ruling: Ruling::Review, path, why: "it tells agents what to do".to_owned() }]
 }
 
 fn order(run: &str) -> Order {

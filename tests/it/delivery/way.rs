@@ -64,6 +64,53 @@ async fn no_pull_request_is_made_unasked() {
     assert!(delivered.is_pushed && forge.hub.pulls(NAME).is_empty());
 }
 
+/// L5, L6: work for review: everybody who asks is told why, and a pull request that is ready is taken back before the push.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_for_review_says_why_wherever_it_is_told_of() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    deliver(&relay, order, &begun).await;
+    drop(begun);
+    forge.hub.edit(NAME, 1, |pull| pull.is_draft = false);
+    let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
+    let audit = Audit::new(&forge);
+    let delivered = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+    let reason = "`made-by-AGENTS.md`: it is ours";
+    assert_eq!((delivered.step, delivered.verdict), ("done", Some("review")));
+    assert_eq!(delivered.reasons, [reason]);
+    let row = relay.outbox().get(&delivered.id).unwrap();
+    assert_eq!(row.reasons.iter().map(ToString::to_string).collect::<Vec<_>>(), [reason]);
+    assert!(fs::read_to_string(&audit.path).unwrap().contains(&format!("\"said\":[\"{reason}\"]")));
+    let pull = forge.hub.pulls(NAME).remove(0);
+    assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-AGENTS.md`: it is ours"));
+    let calls: Vec<_> = forge.hub.calls().into_iter().map(|call| call.operation).collect();
+    let at = |wanted| calls.iter().rposition(|operation| *operation == wanted);
+    assert!(at(Operation::Withdraw) < at(Operation::Push), "{calls:?}");
+}
+
+/// L5, L6: and where it cannot be taken back, nothing is pushed.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    deliver(&relay, order, &begun).await;
+    drop(begun);
+    let before = git(&forge.bare(), &["rev-parse", "sandbox/task-9"]);
+    forge.hub.inject(Operation::Withdraw, Trouble::not_permitted(), 1);
+    let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
+    let delivered = deliver(&relay, order, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
+    insta::assert_snapshot!(delivered.why.unwrap(), @"its pull request may be merged before anybody has looked at this: the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository");
+    assert!(delivered.apply.is_some() && !delivered.reasons.is_empty());
+    assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-9"]), before);
+    drop(begun);
+    let job = relay.outbox().get(&delivered.id).unwrap();
+    relay.outbox().revive(&job).unwrap();
+    assert_eq!(relay.resume(&delivered.id).await.unwrap().unwrap().step, "done");
+}
+
 /// L5, L6: what is protected is not pushed; it is kept, and one line brings it into a clone.
 #[tokio::test(flavor = "multi_thread")]
 async fn held_work_is_kept_and_can_be_applied() {
@@ -215,7 +262,7 @@ async fn a_failed_relay_goes_on_when_somebody_asks() {
 pub(super) fn relay(forge: &Running) -> Arc<Relay> {
     let settings = Settings {
         state: forge.place.path().join("state"),
-        judge: Config::default(),
+        judge: Config::parse(RULES).unwrap(),
         committer: "Relay <relay@example.com>".to_owned(),
         access: Some(Access { api: forge.api(), credential: credential() }),
         network: Network::default(),
@@ -224,6 +271,10 @@ pub(super) fn relay(forge: &Running) -> Arc<Relay> {
     };
     Arc::new(Relay::open(settings).unwrap())
 }
+
+/// What a run of this name makes is for review.
+const RULES: &str =
+    "[[policy.paths]]\nwhy = 'it is ours'\nverdict = 'review'\nmatch = ['made-by-AGENTS.md']\n";
 
 pub(super) fn key() -> SigningKey {
     SigningKey::new(Some(&seed())).unwrap()

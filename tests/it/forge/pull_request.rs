@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use cogni_gateway::forge::github::{Error, Patience};
-use cogni_gateway::forge::pull_request::{Order, Published, publish};
+use cogni_gateway::forge::pull_request::{Order, Published, publish, withdraw};
+use cogni_gateway::relay::judge::{Reason, Ruling};
 use cogni_gateway::relay::{Branch, BranchKey, Sha};
 use cogni_gateway::stand_in::{Operation, Trouble};
 use http::StatusCode;
@@ -54,13 +55,95 @@ async fn nothing_new_changes_nothing() {
     assert_eq!(forge.hub.count(Operation::UpdatePull), 0);
 }
 
-/// L6: what needs a review is a draft, with its reason in it.
+/// L6: what needs a review is a draft, with its reasons in it, in words that do nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_needs_a_review_is_a_draft() {
     let forge = Running::start().await;
-    published(&forge, &Order { needs_review: true, ..order() }).await.unwrap();
+    published(&forge, &for_review(12)).await.unwrap();
     let pull = forge.hub.pulls(NAME).remove(0);
-    assert!(pull.is_draft && pull.body.unwrap().contains("they need a review"));
+    assert!(pull.is_draft);
+    let body = pull.body.unwrap().replace('\u{200b}', "·");
+    let (_, notice) = body.split_once("<!-- cogni:review -->\n").unwrap();
+    insta::assert_snapshot!(notice, @"
+    **The changes of `run-7` touch what is protected: they need a review.**
+
+    - `0/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `1/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `2/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `3/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `4/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `5/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `6/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `7/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `8/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `9/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - and 2 more
+    <!-- /cogni -->
+    ");
+}
+
+/// L6: a pull request that is ready to be merged is a draft again before work for review is pushed, whatever it is for; and
+/// where that cannot be done, it is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ready_pull_request_is_taken_back() {
+    let forge = Running::start().await;
+    published(&forge, &order()).await.unwrap();
+    let is_draft = || forge.hub.pulls(NAME)[0].is_draft;
+    assert!(!is_draft());
+    let withdrawn = async || {
+        let (api, branch) = (forge.api(), order().head);
+        withdraw(&api, &credential(), &forge.hosted(), &branch).await
+    };
+    forge.hub.inject(Operation::Withdraw, Trouble::not_permitted(), 1);
+    let error = withdrawn().await.unwrap_err();
+    assert!(matches!(error, Error::Forbidden(_)) && !is_draft(), "{error}");
+    let refused = Trouble::of_query("FORBIDDEN", "Resource not accessible by integration");
+    forge.hub.inject(Operation::Withdraw, refused, 1);
+    let error = withdrawn().await.unwrap_err();
+    assert!(matches!(error, Error::Forbidden(_)) && !is_draft(), "{error}");
+    forge.hub.inject(Operation::Withdraw, Trouble::LoseReply, 1);
+    withdrawn().await.unwrap();
+    assert!(is_draft());
+    // A draft is left as it is.
+    let before = forge.hub.count(Operation::Withdraw);
+    withdrawn().await.unwrap();
+    assert_eq!(forge.hub.count(Operation::Withdraw), before);
+}
+
+/// L6: where there are no drafts, there is nothing to take back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repository_without_drafts_is_not_held_up() {
+    let forge = Running::start().await;
+    published(&forge, &order()).await.unwrap();
+    let refused = Trouble::of_query("UNPROCESSABLE", "Draft pull requests are not supported");
+    forge.hub.inject(Operation::Withdraw, refused, 1);
+    withdraw(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
+}
+
+/// L6: a fork's pull request from a branch of the same name is not ours, nor is one whose fork is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forks_pull_request_is_nobody_elses() {
+    for fork in ["mallory/site", ""] {
+        let forge = Running::start().await;
+        let first = published(&forge, &order()).await.unwrap();
+        forge.hub.edit(NAME, first.number, |pull| pull.fork = Some(fork.to_owned()));
+        let theirs = forge.hub.pulls(NAME).remove(0);
+        withdraw(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
+        let second = published(&forge, &for_review(1)).await.unwrap();
+        assert!(second.is_new && second.number != first.number);
+        assert_eq!(forge.hub.pulls(NAME).remove(0), theirs);
+    }
+}
+
+/// L6: where there is no room to say that work needs a review, that is an error, and not left out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
+    let forge = Running::start().await;
+    let first = published(&forge, &order()).await.unwrap();
+    forge.hub.edit(NAME, first.number, |pull| pull.body = Some("x".repeat(64_990)));
+    let error = published(&forge, &for_review(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Full(_)) && error.later().is_none(), "{error}");
+    assert!(!published(&forge, &order()).await.unwrap().is_new);
 }
 
 /// L6: an answer that was lost after the work was done does not lead to a second pull request.
@@ -192,6 +275,17 @@ async fn published(forge: &Running, order: &Order) -> Result<Published, Error> {
     publish(&forge.api(), &credential(), &forge.hosted(), order).await
 }
 
+/// Of a policy that had something to say about so many paths.
+fn for_review(paths: usize) -> Order {
+    let reason = |at| Reason {
+        ruling: Ruling::Review,
+        path: Some(format!("{at}/`@alice` <img>.md")),
+        why: "it tells agents what to do, as in #12".to_owned(),
+    };
+    let reasons = (0..paths).map(reason).collect();
+    Order { needs_review: true, reasons, ..order() }
+}
+
 pub(super) fn order() -> Order {
     Order {
         head: Branch::of(BranchKey::parse("task-1").unwrap()),
@@ -202,5 +296,6 @@ pub(super) fn order() -> Order {
         body: "As @alice asked.\n<!-- /cogni -->".to_owned(),
         moved: (Sha::NONE, Sha::of("blob", b"")),
         needs_review: false,
+        reasons: vec![],
     }
 }

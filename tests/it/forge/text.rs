@@ -87,6 +87,31 @@ fn a_full_text_loses_its_oldest_runs_and_none_of_the_peoples_words() {
     assert_eq!(island::put(Some(&"x".repeat(64_990)), "run-1", "no room"), None);
 }
 
+/// L6: what a run has said that needs a review stays, however many come after it; what it listed goes before that.
+#[test]
+fn a_notice_never_gives_way() {
+    let reasons = "\n- `a/path`: a reason".repeat(10);
+    let words = |run: u32| {
+        let words = "x".repeat(3_000);
+        let notice = format!("{}\n**Run {run}: a review.**\n{reasons}", island::NOTICE);
+        if run.is_multiple_of(2) { format!("{words}\n\n{notice}") } else { words }
+    };
+    let mut text = Some("kept".to_owned());
+    for run in 0..300 {
+        text = island::put(text.as_deref(), &format!("run-{run}"), &words(run));
+    }
+    let text = text.unwrap();
+    assert!(text.chars().count() <= 65_000 && text.starts_with("kept"));
+    for run in (0..300).step_by(2) {
+        assert!(text.contains(&format!("**Run {run}: a review.**")), "{run}");
+    }
+    assert!(!text.contains("cogni:run run-1 ") && text.contains("cogni:run run-299 "));
+    // Each is a part of its run still, which may be put again.
+    let again = island::put(Some(&text), "run-0", "seen").unwrap();
+    assert_eq!(again.matches("cogni:run run-0 ").count(), 1);
+    assert!(!again.contains("**Run 0: a review.**"));
+}
+
 proptest! {
     /// L6: for every text: outside of our parts nothing changes, and what we put twice stands there once.
     #[test]
