@@ -89,6 +89,9 @@ pub struct Delivered {
     pub branch: Branch,
     pub step: &'static str,
     pub verdict: Option<&'static str>,
+    /// What people have to look at, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<String>,
     /// What the branch is at, or would be.
     pub head: Option<Sha>,
     pub is_pushed: bool,
@@ -310,6 +313,7 @@ impl Delivered {
             branch: branch.clone(),
             step: job.step.as_str(),
             verdict: job.verdict.map(Verdict::as_str),
+            reasons: job.reasons.iter().map(ToString::to_string).collect(),
             head: job.head,
             is_pushed: job.is_pushed,
             pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
