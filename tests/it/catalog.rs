@@ -138,7 +138,7 @@ fn a_mistake_in_the_rules_for_an_agents_work_is_told_where_it_is() {
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
     agents/a.toml:7: `relay.policy.review_files`: invalid type: string "few", expected usize
-    agents/a.toml:7: `relay.policy.new_progam`: unknown field `new_progam`, expected one of `review_files`, `hold_files`, `review_file_bytes`, `hold_file_bytes`, `submodule`, `link_outside`, `new_program`, `strange_path`, `lfs_pointer`, `claims_provenance`, `work_elsewhere`, `secret`, `paths`, `secrets`
+    agents/a.toml:7: `relay.policy.new_progam`: unknown field `new_progam`, expected one of `review_files`, `hold_files`, `review_file_bytes`, `hold_file_bytes`, `submodule`, `link_outside`, `new_program`, `strange_path`, `lfs_pointer`, `claims_provenance`, `strange_date`, `work_elsewhere`, `secret`, `paths`, `secrets`
     agents/a.toml:7: `relay.policy.secret`: an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. What is looser is said in this host's own file, for all agents (`--relay-config`)
     agents/a.toml:7: `relay.policy.secret`: unknown variant `deny`, expected one of `push`, `review`, `hold`
     agents/a.toml:6: `relay.quarantine`: how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`
