@@ -320,7 +320,10 @@ impl Prepared {
         let ((served, calls), (ended, answer, relayed)) = tokio::join!(serve, live);
         let is_gone = matches!(sandbox, Inside::Own(_));
         // Nothing is done in the workspace any more.
-        drop((sandbox, directories));
+        drop(sandbox);
+        for directory in directories {
+            directory.remove().await;
+        }
         log_end(&ended, is_gone);
         Outcome {
             ended,

@@ -284,7 +284,8 @@ impl Supervisor {
                 Err(error) => tracing::error!(%error, "cannot forget old runs"),
             }
         }
-        self.forget_workspaces().await;
+        // Removing one takes as long as what is in it is much.
+        stop.run_until_cancelled(self.forget_workspaces()).await;
         if let Some(relay) = self.relay()
             && let Err(error) = Box::pin(relay.resume_due(stop)).await
         {

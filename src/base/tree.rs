@@ -25,7 +25,12 @@ use uuid::Uuid;
 /// # Errors
 /// It is still there, or a part of it.
 pub fn remove(path: &Path) -> io::Result<()> {
-    let top = match openat(CWD, path, FOLDER, Mode::empty()) {
+    let open = || openat(CWD, path, FOLDER, Mode::empty());
+    let top = match open() {
+        Err(Errno::ACCESS) => chmodat(CWD, path, OPEN, AtFlags::empty()).and_then(|()| open()),
+        opened => opened,
+    };
+    let top = match top {
         Ok(top) => top,
         Err(Errno::NOENT) => return Ok(()),
         Err(Errno::NOTDIR | Errno::LOOP) => return gone(fs::remove_file(path)),
@@ -34,7 +39,11 @@ pub fn remove(path: &Path) -> io::Result<()> {
     loop {
         let names = names(&top, BATCH)?;
         if names.is_empty() {
-            return gone(fs::remove_dir(path));
+            match fs::remove_dir(path) {
+                // Somebody else is removing it, too, and has lifted something.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => continue,
+                removed => return gone(removed),
+            }
         }
         for name in names {
             remove_in(&top, &name)?;
@@ -149,13 +158,20 @@ fn enter(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errno> {
     }
 }
 
-/// So many of them at most.
+/// So many of them at most. In a directory that somebody else has removed meanwhile there are none.
 fn names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
     let own = |name: &Result<rustix::fs::DirEntry, Errno>| {
         name.as_ref().map_or(true, |name| !is_dots(name.file_name().to_bytes()))
     };
-    let names = Dir::read_from(folder)?.filter(own).take(most);
-    names.map(|name| Ok(name?.file_name().to_owned())).collect()
+    let entries = match Dir::read_from(folder) {
+        Err(Errno::NOENT) => return Ok(vec![]),
+        entries => entries?,
+    };
+    let names = entries.filter(own).take(most);
+    match names.map(|name| Ok(name?.file_name().to_owned())).collect() {
+        Err(Errno::NOENT) => Ok(vec![]),
+        names => names,
+    }
 }
 
 fn is_dots(name: &[u8]) -> bool {

@@ -2,10 +2,15 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
+use std::mem;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{self, Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
+use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use crate::base::tree;
 use crate::sandbox::spec::{GID, HOSTS, HOSTS_TEXT, UID};
@@ -23,7 +28,8 @@ pub(super) fn real(run_dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Removed when it is dropped. Its name says whose it is, so there is no moment at which nobody knows.
+/// Goes with its run: [`Directory::remove`] waits for that, and who drops it does not. How much is in it was for an agent to
+/// choose, so it is removed on a thread of its own. Its name says whose it is, so there is no moment at which nobody knows.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
@@ -102,13 +108,34 @@ impl Directory {
     pub(super) fn is_roots(&self) -> bool {
         self.is_roots
     }
+
+    /// Removes it. What takes longer than there is time goes on behind whoever waits; where this process ends before, the
+    /// next sweep does the rest.
+    pub(super) async fn remove(mut self) {
+        let path = mem::take(&mut self.path);
+        let removal = spawn_blocking(move || take_away(&path));
+        if timeout(REMOVAL, removal).await.is_err() {
+            tracing::warn!("a run's directory holds so much that nobody waits for its end");
+        }
+    }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.path) {
-            tracing::error!(%error, path = %self.path.display(), "the run's directory is left behind");
+        let path = mem::take(&mut self.path);
+        if path.as_os_str().is_empty() {
+            return;
         }
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || take_away(&path))),
+            Err(_) => take_away(&path),
+        }
+    }
+}
+
+fn take_away(path: &Path) {
+    if let Err(error) = remove(path) {
+        tracing::error!(%error, path = %path.display(), "the run's directory is left behind");
     }
 }
 
@@ -127,4 +154,45 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 pub(super) fn owner_of(file_name: &str) -> Option<Owner> {
     let (_, owner) = file_name.strip_prefix("cogni-")?.split_once('-')?;
     Owner::parse(owner)
+}
+
+/// How long a run's end waits for it: some hundred thousand names.
+const REMOVAL: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// R5: how many names there are is for the agent to choose, and how long others wait is not.
+    #[test]
+    fn a_directory_is_removed_beside_the_runtime() {
+        let place = tempfile::tempdir().expect("there is a place for it");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("there is a thread").block_on(async {
+            let waited = filled(place.path(), "waited");
+            let path = waited.path().to_owned();
+            let mut removal = std::pin::pin!(waited.remove());
+            tokio::select! {
+                biased;
+                () = removal.as_mut() => panic!("nobody else had a turn meanwhile"),
+                () = tokio::task::yield_now() => (),
+            }
+            removal.await;
+            assert!(!path.exists());
+
+            let dropped = filled(place.path(), "dropped");
+            let path = dropped.path().to_owned();
+            drop(dropped);
+            assert!(path.exists(), "it was waited for");
+        });
+    }
+
+    fn filled(place: &Path, run: &str) -> Directory {
+        let owner = Owner::this().expect("it is there");
+        let directory = Directory::create(place, run, &owner).expect("made");
+        for number in 0..20_000 {
+            fs::write(directory.path().join(number.to_string()), "").expect("written");
+        }
+        directory
+    }
 }

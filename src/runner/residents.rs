@@ -353,7 +353,8 @@ async fn leave(held: &mut Held) {
         if let Some(resident) = resident {
             Box::pin(resident.remove()).await;
         }
-        drop((directory, seat));
+        directory.remove().await;
+        drop(seat);
     }
 }
 

@@ -215,7 +215,7 @@ impl Pool {
         let spent = mem::take(&mut *lock(&self.spent));
         for Ready { slot, directory, .. } in bad.into_iter().chain(spent) {
             slot.remove().await;
-            drop(directory);
+            directory.remove().await;
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::directory::{owner_of, real, remove};
@@ -84,15 +84,34 @@ impl Sweep {
     /// # Errors
     /// The directory cannot be read. What becomes of the engine is a part of what is found.
     pub async fn sweep(&self) -> anyhow::Result<Swept> {
+        self.sweep_until(None).await
+    }
+
+    /// The same, for whoever waits no longer for directories than this: they hold what agents have left.
+    ///
+    /// # Errors
+    /// As [`Sweep::sweep`].
+    pub async fn sweep_within(&self, patience: Duration) -> anyhow::Result<Swept> {
+        self.sweep_until(Some(patience)).await
+    }
+
+    async fn sweep_until(&self, patience: Option<Duration>) -> anyhow::Result<Swept> {
         let cannot = || format!("cannot read `{}`", self.run_dir.display());
         let run_dir = real(&self.run_dir).with_context(cannot)?;
         let mut found = vec![];
         let engine = self.containers(&run_dir, &mut found).await;
         // After them: a container's socket is not taken away while it runs.
+        let end = patience.map(|patience| Instant::now() + patience);
         for name in names(&run_dir).with_context(cannot)? {
             let mut fate = fate(owner_of(&name));
             if self.apply && fate == Fate::Orphaned {
-                fate = removed(remove_run(run_dir.join(&name)).await);
+                let removal = remove_run(run_dir.join(&name));
+                fate = match end {
+                    None => removed(removal.await),
+                    Some(end) if end <= Instant::now() => fate,
+                    // It goes on behind us.
+                    Some(end) => timeout_at(end, removal).await.map_or(fate, removed),
+                };
             }
             found.push(Found { kind: Kind::Directory, name, fate });
         }

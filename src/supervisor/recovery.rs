@@ -4,6 +4,8 @@
 //! what is left of it is taken away, its log is repaired and closed, its calls are booked, and it ends as interrupted:
 //! at once, or, where its work is on its way to a branch, when that is there.
 
+use std::time::Duration;
+
 use anyhow::Context;
 
 use super::bill::Bill;
@@ -75,9 +77,12 @@ impl Supervisor {
             apply: true,
             all: false,
         };
-        match sweep.sweep().await {
+        match sweep.sweep_within(PATIENCE).await {
             Ok(swept) => swept.log(),
             Err(error) => tracing::warn!("cannot sweep: {error:#}"),
         }
     }
 }
+
+/// How long a start waits for directories of runs that are gone; the service's own sweep does the rest.
+const PATIENCE: Duration = Duration::from_secs(5);
