@@ -181,6 +181,8 @@ impl Helper {
             .arg(&task.name)
             // It has no use for our secrets.
             .env_clear()
+            // A terminal's interrupt is for us: the container has its grace.
+            .process_group(0)
             .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

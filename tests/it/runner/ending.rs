@@ -1,6 +1,7 @@
 //! R5: how runs end that do not end by themselves.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -58,6 +59,25 @@ fn a_run_that_is_cancelled_says_so_and_is_gone() {
         assert_eq!(result["error_code"], "cancelled", "{result}");
         runner.assert_nothing_is_left(&run);
     }
+}
+
+/// R5: a terminal interrupts all that runs in its foreground; the program has its grace all the same.
+#[test]
+fn an_interrupt_from_a_terminal_leaves_the_program_its_grace() {
+    let runner = Sandboxed::new();
+    let run = format!("run-interrupted-{}", std::process::id());
+    let polite = sh("trap 'echo bye; exit 7' TERM; echo up; while true; do sleep 0.1; done");
+    let mut command = runner.prepare(&["--run-id", &run], &polite);
+    let mut process = Process::start(command.process_group(0), "");
+    process.until(|said| said.contains("up\n"));
+    let group = format!("-{}", process.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    assert_eq!(process.wait().code(), Some(1));
+    let said = process.said();
+    let result = said.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).unwrap();
+    let facts = json!([result["exit_code"], result["error_code"], result["stdout"]]);
+    assert_eq!(facts, json!([7, "cancelled", "up\nbye\n"]), "{said}");
+    runner.assert_nothing_is_left(&run);
 }
 
 /// R1: two sandboxes would be one run's twice; the first is not touched.
