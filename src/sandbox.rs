@@ -69,6 +69,16 @@ pub enum Error {
     #[error("image `{0}` is not on this machine; build or load it first, nothing is pulled")]
     NoImage(String),
     #[error(
+        "image `{image}` has a `VOLUME` at `{place}`, which would be a disk of this machine's; give a mount or a volume there, or build the image without"
+    )]
+    ImageVolume { image: String, place: String },
+    #[error("there is no volume `{0}`; make it first, none is made for a run")]
+    NoVolume(String),
+    #[error(
+        "volume `{name}` cannot be given to a sandbox: it shows {what}, and not a directory of the engine's own; give a directory as a mount"
+    )]
+    Volume { name: String, what: String },
+    #[error(
         "run `{0}` has a sandbox already; wait for it, or use `cogni-gateway sweep` after a crash"
     )]
     Taken(String),

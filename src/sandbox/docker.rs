@@ -3,6 +3,7 @@
 //! **Invariant:** whatever has become of its start, [`Sandbox::remove`] asks for the container's removal. What an engine
 //! does not do within its time is left to the sweep, which knows the container by its labels.
 
+mod brought;
 mod container;
 pub mod proxy;
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use bollard::API_DEFAULT_VERSION;
 use bollard::errors::Error as EngineError;
-use bollard::models::{ContainerCreateBody, SystemVersionComponents};
+use bollard::models::{ContainerCreateBody, ImageInspect, SystemVersionComponents};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
 };
@@ -65,8 +66,12 @@ impl Docker {
     /// # Errors
     /// There is no such image.
     pub async fn image_id(&self, name: &str) -> Result<String, Error> {
+        id_of(self.image(name).await?.id, name)
+    }
+
+    async fn image(&self, name: &str) -> Result<ImageInspect, Error> {
         match self.client.inspect_image(name).await {
-            Ok(found) => found.id.ok_or_else(|| Error::NoImage(name.to_owned())),
+            Ok(found) => Ok(found),
             Err(error) if is_status(&error, NOT_FOUND) => Err(Error::NoImage(name.to_owned())),
             Err(source) => Err(Error::Engine { doing: "look at the image", source }),
         }
@@ -129,7 +134,11 @@ impl Docker {
     /// goes by its id.
     async fn create(&self, image: &str, order: &Order) -> Result<Container, Error> {
         let Order { spec, stamp, directory, .. } = order;
-        let (image, is_podman) = tokio::try_join!(self.image_id(image), self.is_podman())?;
+        let (image, is_podman, ()) = tokio::try_join!(
+            self.image_for(image, spec),
+            self.is_podman(),
+            self.check_volumes(&spec.volumes)
+        )?;
         let mut body = create_body(spec, &image, stamp);
         if is_podman {
             let seccomp = directory.join("seccomp.json");
@@ -289,6 +298,10 @@ impl Sandbox {
 /// How many processes a user may have here, as far as we can tell.
 fn processes() -> u64 {
     getrlimit(Resource::Nproc).maximum.unwrap_or(MANY).min(MANY)
+}
+
+fn id_of(found: Option<String>, name: &str) -> Result<String, Error> {
+    found.ok_or_else(|| Error::NoImage(name.to_owned()))
 }
 
 fn is_status(error: &EngineError, status: u16) -> bool {

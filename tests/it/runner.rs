@@ -3,6 +3,7 @@
 
 mod agent;
 mod bad_engine;
+mod brought;
 mod contract;
 mod ending;
 mod escape;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use bollard::models::{
-    ContainerCreateBody, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig,
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig,
     Mount as BodyMount, MountBindOptions, MountBindOptionsPropagationEnum, MountType,
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
@@ -29,6 +29,11 @@ pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreat
         working_dir: Some(WORKSPACE.to_owned()),
         hostname: Some(HOSTNAME.to_owned()),
         network_disabled: Some(true),
+        // An image's own would be started beside the first process, and not behind its limits.
+        healthcheck: Some(HealthConfig {
+            test: Some(vec!["NONE".to_owned()]),
+            ..HealthConfig::default()
+        }),
         stop_signal: Some("SIGTERM".to_owned()),
         host_config: Some(host_config(spec)),
         ..ContainerCreateBody::default()

@@ -60,6 +60,22 @@ impl Engine {
         must(&["volume", "create", "--label", &self.label])
     }
 
+    /// With options of its driver.
+    pub(crate) fn volume_of(&self, options: &[&str]) -> String {
+        let options = options.iter().flat_map(|option| ["--opt", option]);
+        let line: Vec<_> =
+            ["volume", "create", "--label", &self.label].into_iter().chain(options).collect();
+        must(&line)
+    }
+
+    /// An image like another, but for these lines of a Dockerfile.
+    pub(crate) fn image(&self, like: &str, changes: &[&str]) -> String {
+        let id = must(&["create", "--label", &self.label, like, "true"]);
+        let changes = changes.iter().flat_map(|change| ["--change", change]);
+        let line: Vec<_> = ["commit"].into_iter().chain(changes).chain([id.as_str()]).collect();
+        must(&line)
+    }
+
     /// `docker run --detach`, with `options` before the image and `command` after it.
     pub(crate) fn run(&self, image: &str, options: &[&str], command: &[&str]) -> Container {
         let mut line = vec!["run", "--detach", "--label", &self.label];
@@ -86,6 +102,7 @@ impl Drop for Engine {
             (&["ps", "--all", "--quiet", "--filter"][..], &["rm", "--force", "--volumes"][..]),
             (&["network", "ls", "--quiet", "--filter"], &["network", "rm"]),
             (&["volume", "ls", "--quiet", "--filter"], &["volume", "rm"]),
+            (&["image", "ls", "--quiet", "--filter"], &["image", "rm", "--force"]),
         ] {
             let found = docker(&[list, &[&filter]].concat()).stdout;
             let found = String::from_utf8_lossy(&found);
