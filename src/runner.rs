@@ -76,6 +76,8 @@ pub struct Order {
     pub run_dir: PathBuf,
     /// Who makes the sandbox.
     pub driver: Driver,
+    /// Where this machine's engine is, if it has one: whoever makes this sandbox, runs before may have left something there.
+    pub docker_socket: PathBuf,
     /// The container that serves the gateway; without one, this process does.
     pub proxy: Option<proxy::Settings>,
     /// Where this process has its runs' gateways, if it has others.
@@ -108,12 +110,7 @@ impl Order {
     /// What takes away what killed runs of the same installation have left.
     pub fn sweep(&self) -> Sweep {
         Sweep {
-            docker_socket: match (&self.driver, &self.proxy) {
-                (Driver::Docker { socket }, _) => socket.clone(),
-                (Driver::Embedded(_), Some(proxy)) => proxy.docker_socket.clone(),
-                // Whoever has never asked an engine has left nothing with one.
-                (Driver::Embedded(_), None) => PathBuf::new(),
-            },
+            docker_socket: self.docker_socket.clone(),
             run_dir: self.run_dir.clone(),
             apply: true,
             all: false,

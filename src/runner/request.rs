@@ -251,7 +251,7 @@ impl Request {
         agent: Option<Agent>,
     ) -> anyhow::Result<Order> {
         let Host { docker_socket, run_dir, .. } = host;
-        let driver = driver(self.driver, &spec.root, docker_socket, self.allow_unlimited);
+        let driver = driver(self.driver, &spec.root, &docker_socket, self.allow_unlimited);
         let roots = self.roots().map(absolute).collect::<Result<_, _>>()?;
         let grace = self.grace.unwrap_or(GRACE);
         Ok(Order {
@@ -262,6 +262,7 @@ impl Request {
             roots,
             run_dir,
             driver,
+            docker_socket,
             proxy: None,
             seats: None,
             grace,
@@ -297,7 +298,7 @@ fn root(image: Option<String>, rootfs: Option<PathBuf>) -> anyhow::Result<Root> 
 fn driver(
     maker: Option<Maker>,
     root: &Root,
-    docker_socket: PathBuf,
+    docker_socket: &Path,
     allow_unlimited: Option<bool>,
 ) -> sandbox::Driver {
     let is_docker = match maker.unwrap_or_default() {
@@ -306,7 +307,7 @@ fn driver(
         Maker::Embedded => false,
     };
     if is_docker {
-        return sandbox::Driver::Docker { socket: docker_socket };
+        return sandbox::Driver::Docker { socket: docker_socket.to_owned() };
     }
     sandbox::Driver::Embedded(embedded::Settings {
         may_be_unlimited: allow_unlimited.unwrap_or_default(),

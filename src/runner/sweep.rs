@@ -101,11 +101,16 @@ impl Sweep {
         let mut found = vec![];
         let engine = self.containers(&run_dir, &mut found).await;
         // After them: a container's socket is not taken away while it runs.
+        let is_silent = matches!(engine, Engine::Failed(_));
         let end = patience.map(|patience| Instant::now() + patience);
         for name in names(&run_dir).with_context(cannot)? {
             let mut fate = fate(owner_of(&name));
+            let path = run_dir.join(&name);
+            if self.apply && fate == Fate::Orphaned && is_silent && may_be_a_containers(&path) {
+                fate = Fate::Stuck("a container may have it, and the engine cannot be asked".into());
+            }
             if self.apply && fate == Fate::Orphaned {
-                let removal = remove_run(run_dir.join(&name));
+                let removal = remove_run(path);
                 fate = match end {
                     None => removed(removal.await),
                     Some(end) if end <= Instant::now() => fate,
@@ -208,6 +213,11 @@ fn removed<E: Into<anyhow::Error>>(removed: Result<(), E>) -> Fate {
         Ok(()) => Fate::Removed,
         Err(error) => Fate::Stuck(format!("{:#}", error.into())),
     }
+}
+
+/// What is given to our own driver's helper has a root in it, its resident's one level below.
+fn may_be_a_containers(directory: &Path) -> bool {
+    !["root", "made/root"].iter().any(|root| directory.join(root).exists())
 }
 
 /// Ends what runs of a container of our own, whose groups of processes are named like the run's directory, and then

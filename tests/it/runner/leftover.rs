@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 
 use super::sandboxed::{Sandboxed, containers, entries, sh};
-use crate::support::process::Process;
+use crate::support::process::{Process, patience};
 use cogni_gateway::sandbox::name_of;
 
 /// R5: after `kill -9`, the sweep finds the container and the directory, and nothing of them is left.
@@ -106,6 +106,46 @@ fn an_engine_that_cannot_be_asked_is_told() {
     engine SOCKET: Docker Engine cannot be reached: Error in the hyper legacy client: client error (Connect): client error (Connect): Connection refused (os error 111)
     nothing else is left behind
     ");
+}
+
+/// R5: whoever makes the sandbox that comes next.
+#[test]
+fn a_run_of_the_other_driver_sweeps_too() {
+    let runner = Sandboxed::new();
+    let run = format!("run-half-swept-{}", std::process::id());
+    let mut process = started(&runner, &run);
+    process.signal("KILL");
+    process.wait();
+    let next = format!("run-embedded-after-{}", std::process::id());
+    let flags = ["--driver", "embedded", "--run-id", &next, "--grace", "300ms"];
+    let mut command = runner.prepare(&flags, &["sleep", "600"]);
+    let mut process = Process::start(command.env_remove("COGNI_IMAGE"), "");
+    patience(|| containers(&run).is_empty(), || containers(&run));
+    patience(|| entries(&runner.run_dir()).len() == 1, || entries(&runner.run_dir()).join(" "));
+    process.terminate();
+    runner.assert_nothing_is_left(&next);
+}
+
+/// R5, R8: its container may have it still, and is not known.
+#[test]
+fn a_directory_is_kept_as_long_as_nobody_tells_whether_a_container_has_it() {
+    let runner = Sandboxed::new();
+    let [docker, embedded] = ["0", "1"].map(|digit| {
+        let name = format!("cogni-{}-00000000000000ff-1-1-1", digit.repeat(16));
+        fs::create_dir_all(runner.run_dir().join(&name)).unwrap();
+        name
+    });
+    fs::create_dir(runner.run_dir().join(&embedded).join("root")).unwrap();
+    let socket = runner.path().join("engine.sock");
+    fs::write(&socket, "").unwrap();
+    let (status, said) =
+        sweep(&runner, &["--apply", "--docker-socket", socket.to_str().unwrap()]);
+    assert_eq!(status, 1);
+    let kept = "a container may have it, and the engine cannot be asked";
+    assert!(said.contains(&format!("directory {docker}: cannot be removed: {kept}\n")), "{said}");
+    assert!(said.contains(&format!("directory {embedded}: removed\n")), "{said}");
+    assert_eq!(sweep(&runner, &["--apply"]).0, 0);
+    assert_eq!(entries(&runner.run_dir()), [""; 0]);
 }
 
 fn started(runner: &Sandboxed, run: &str) -> Process {

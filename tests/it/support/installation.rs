@@ -82,6 +82,7 @@ impl Place {
         run.clone_into(&mut config.identity.run);
         config.audit.path = None;
         Order {
+            docker_socket: engine::SOCKET.into(),
             agent: None,
             target: None,
             proxy: None,
