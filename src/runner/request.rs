@@ -229,6 +229,7 @@ impl Request {
             argv: mem::take(&mut self.argv),
             env,
             limits: self.limits.limits(),
+            grace: self.grace.unwrap_or(GRACE),
             workspace: made_absolute(self.workspace.take().unwrap_or_default())?,
             mounts: mem::take(&mut self.mounts),
             volumes: mem::take(&mut self.volumes),
@@ -253,7 +254,7 @@ impl Request {
         let Host { docker_socket, run_dir, .. } = host;
         let driver = driver(self.driver, &spec.root, &docker_socket, self.allow_unlimited);
         let roots = self.roots().map(absolute).collect::<Result<_, _>>()?;
-        let grace = self.grace.unwrap_or(GRACE);
+        let grace = spec.grace;
         Ok(Order {
             config,
             spec,

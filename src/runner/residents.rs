@@ -381,6 +381,7 @@ impl Kind {
             env: [].into(),
             limits: Limits { max_runtime, max_output_bytes, max_workspace, ..spec.limits },
             socket_dir: PathBuf::new(),
+            grace: Duration::ZERO,
             ..spec.clone()
         };
         Self { driver: driver.clone(), spec }

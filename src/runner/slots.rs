@@ -239,6 +239,7 @@ impl Pool {
                 argv: vec![],
                 env: [].into(),
                 limits: *limits,
+                grace: Duration::ZERO,
                 workspace: workspace.clone(),
                 mounts: program.iter().cloned().collect(),
                 volumes: vec![],

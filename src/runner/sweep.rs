@@ -107,7 +107,8 @@ impl Sweep {
             let mut fate = fate(owner_of(&name));
             let path = run_dir.join(&name);
             if self.apply && fate == Fate::Orphaned && is_silent && may_be_a_containers(&path) {
-                fate = Fate::Stuck("a container may have it, and the engine cannot be asked".into());
+                fate =
+                    Fate::Stuck("a container may have it, and the engine cannot be asked".into());
             }
             if self.apply && fate == Fate::Orphaned {
                 let removal = remove_run(path);

@@ -30,6 +30,8 @@ pub struct RunSpec {
     /// Wins over what every agent is given.
     pub env: BTreeMap<String, String>,
     pub limits: Limits,
+    /// Between SIGTERM and SIGKILL, for its first process, which ends the agent only when that time is over, too.
+    pub grace: Duration,
     pub workspace: Workspace,
     pub mounts: Vec<Mount>,
     pub volumes: Vec<Volume>,
@@ -160,6 +162,10 @@ impl RunSpec {
         let mut targets = targets.chain(volumes.map(|volume| &volume.target));
         if let Some(target) = targets.find(|target| !is_target(target)) {
             return wrong("a target", target.display().to_string(), TARGET_RULE);
+        }
+        if self.grace > LONGEST {
+            let days = format!("{} days", self.grace.as_secs() / 86_400);
+            return wrong("grace", days, "give at most a year");
         }
         self.limits.check()
     }

@@ -68,6 +68,16 @@ fn the_system_calls_that_open_the_kernel_are_denied() {
     assert!(freely.iter().any(|allowed| allowed == "execve"));
 }
 
+/// R5: the first process ends the agent when the runner cannot, and never before the runner would have.
+#[test]
+fn the_first_process_waits_for_the_runners_grace() {
+    let limits = Limits { max_runtime: Duration::from_mins(1), ..Limits::default() };
+    let spec = RunSpec { grace: Duration::from_mins(5), limits, ..everything() };
+    let entrypoint = asked(&spec)["Entrypoint"].to_string();
+    assert!(entrypoint.contains(r#""--max-runtime","390s""#), "{entrypoint}");
+    assert!(String::from_utf8(spec.claim()).unwrap().contains("--max-runtime\0390s\0"));
+}
+
 /// R1: what cannot be said is refused before anything is made.
 #[test]
 fn a_spec_that_makes_no_sense_is_refused_with_what_would() {
@@ -96,6 +106,7 @@ fn a_spec_that_makes_no_sense_is_refused_with_what_would() {
         limits(|limits| limits.pids = 0),
         limits(|limits| limits.cpus = f64::NAN),
         limits(|limits| limits.max_runtime = Duration::ZERO),
+        RunSpec { grace: Duration::MAX, ..spec() },
     ];
     let told = wrong.map(|spec| spec.check().unwrap_err().to_string());
     insta::assert_snapshot!(told.join("\n"));
@@ -155,6 +166,7 @@ fn spec() -> RunSpec {
         argv: ["sh", "-c", "echo $HOME; true"].map(str::to_owned).into(),
         env: [].into(),
         limits: Limits::default(),
+        grace: Duration::from_secs(10),
         workspace: Workspace::None,
         mounts: vec![],
         volumes: vec![],

@@ -65,7 +65,7 @@ impl RunSpec {
     /// What the first process is to see to by itself: it ends the agent when the runner cannot, and so a little later
     /// than that would; and it keeps the agent from writing anywhere else than here.
     fn options(&self) -> Vec<String> {
-        let after = (self.limits.max_runtime + WATCHDOG_DELAY).as_secs();
+        let after = (self.limits.max_runtime + self.grace + WATCHDOG_DELAY).as_secs();
         let mut options = vec!["--max-runtime".to_owned(), format!("{after}s")];
         for place in self.writable() {
             options.extend(["--write".to_owned(), place]);

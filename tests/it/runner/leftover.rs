@@ -138,8 +138,7 @@ fn a_directory_is_kept_as_long_as_nobody_tells_whether_a_container_has_it() {
     fs::create_dir(runner.run_dir().join(&embedded).join("root")).unwrap();
     let socket = runner.path().join("engine.sock");
     fs::write(&socket, "").unwrap();
-    let (status, said) =
-        sweep(&runner, &["--apply", "--docker-socket", socket.to_str().unwrap()]);
+    let (status, said) = sweep(&runner, &["--apply", "--docker-socket", socket.to_str().unwrap()]);
     assert_eq!(status, 1);
     let kept = "a container may have it, and the engine cannot be asked";
     assert!(said.contains(&format!("directory {docker}: cannot be removed: {kept}\n")), "{said}");

@@ -68,6 +68,7 @@ impl Place {
             argv: argv.iter().map(ToString::to_string).collect(),
             env: [].into(),
             limits: Limits::default(),
+            grace: Duration::from_secs(10),
             workspace: Workspace::None,
             mounts: vec![],
             volumes: vec![],
