@@ -31,6 +31,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         let kind = match kind {
             Kind::Container => "container",
             Kind::Directory => "directory",
+            Kind::Group => "group",
         };
         writeln!(out, "{kind} {name}: {}", describe(fate))?;
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -59,6 +60,8 @@ pub struct Found {
 pub enum Kind {
     Container,
     Directory,
+    /// Of processes, in a container of our own.
+    Group,
 }
 
 /// What is done about it.
@@ -121,6 +124,7 @@ impl Sweep {
             }
             found.push(Found { kind: Kind::Directory, name, fate });
         }
+        found.extend(self.groups(run_dir).await.context("cannot read the groups of processes")?);
         Ok(Swept { found, engine })
     }
 
@@ -147,6 +151,23 @@ impl Sweep {
             () = sweeps => (),
             () = patience => tracing::debug!("the sweep is cut short"),
         }
+    }
+
+    /// Those whose directories have gone before them; the others went with these.
+    async fn groups(&self, run_dir: PathBuf) -> io::Result<Vec<Found>> {
+        let may_remove = self.apply;
+        let found = spawn_blocking(move || {
+            let ours = embedded::leftovers()?.into_iter().filter(|group| group.is_of(&run_dir));
+            let found = ours.map(|group| {
+                let mut fate = fate(group.owner.clone());
+                if may_remove && fate == Fate::Orphaned {
+                    fate = removed(embedded::remove(&group.name));
+                }
+                Found { kind: Kind::Group, name: group.name.display().to_string(), fate }
+            });
+            Ok(found.collect())
+        });
+        found.await?
     }
 
     async fn containers(&self, run_dir: &Path, found: &mut Vec<Found>) -> Engine {
@@ -198,7 +219,15 @@ fn fate_of_container(container: &docker::Found, run_dir: &Path) -> Fate {
     }
     let names = [name_of(&container.run), proxy_name_of(&container.run)];
     let is_ours = names.contains(&container.name);
-    fate(is_ours.then(|| Owner::parse(&container.owner)).flatten())
+    let owner = is_ours.then(|| Owner::parse(&container.owner)).flatten();
+    let is_over = container
+        .deadline
+        .is_some_and(|deadline| deadline.elapsed().is_ok_and(|since| since >= LONG_OVER));
+    match fate(owner.clone()) {
+        // Whoever it is, the run is over, and its runner's and its first process's time for an end.
+        Fate::Unclear if is_over && owner.is_some() => Fate::Orphaned,
+        fate => fate,
+    }
 }
 
 fn fate(owner: Option<Owner>) -> Fate {
@@ -224,8 +253,9 @@ fn may_be_a_containers(directory: &Path) -> bool {
 /// Ends what runs of a container of our own, whose groups of processes are named like the run's directory, and then
 /// removes that.
 async fn remove_run(directory: PathBuf) -> anyhow::Result<()> {
-    let group = directory.file_name().map(|name| Path::new("/").join(name));
-    let removed = tokio::task::spawn_blocking(move || {
+    let names = directory.file_name().zip(directory.parent());
+    let group = names.map(|(name, run_dir)| embedded::group_of(&name.to_string_lossy(), run_dir));
+    let removed = spawn_blocking(move || {
         group.map_or(Ok(()), |group| embedded::remove(&group))?;
         remove(&directory)
     });
@@ -250,5 +280,36 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
 /// All the time that an engine has to tell, and to remove, what is left.
 const ENGINE: Duration = Duration::from_mins(2);
 
+/// After its deadline, a container of an owner that cannot be seen from here is nobody's any more.
+const LONG_OVER: Duration = Duration::from_hours(24);
+
 /// For a removal that has begun; the next sweep does the rest.
 const AFTER_STOP: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    /// R5: one of another pid namespace is never seen, so that its container would be there for ever.
+    #[test]
+    fn whoever_cannot_be_seen_has_a_container_until_long_after_its_deadline() {
+        let this = Owner::this().expect("it is there").to_string();
+        let (rest, _) = this.rsplit_once(':').expect("it ends with its namespace");
+        let ago = |time: Duration| SystemTime::now().checked_sub(time);
+        let fate = |owner: &str, deadline: Option<SystemTime>| {
+            let (id, run) = (String::new(), "run-1".to_owned());
+            let (name, run_dir) = (name_of(&run), "/run/cogni".to_owned());
+            let owner = owner.to_owned();
+            let found = docker::Found { id, name, owner, run, run_dir, deadline };
+            fate_of_container(&found, Path::new("/run/cogni"))
+        };
+        let unseen = format!("{rest}:1");
+        assert_eq!(fate(&unseen, None), Fate::Unclear);
+        assert_eq!(fate(&unseen, ago(LONG_OVER / 2)), Fate::Unclear);
+        assert_eq!(fate(&unseen, ago(LONG_OVER * 2)), Fate::Orphaned);
+        assert_eq!(fate("somebody else's", ago(LONG_OVER * 2)), Fate::Unclear);
+        assert_eq!(fate(&this, ago(LONG_OVER * 2)), Fate::InUse);
+    }
+}

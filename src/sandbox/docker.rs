@@ -10,7 +10,7 @@ pub mod proxy;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bollard::API_DEFAULT_VERSION;
 use bollard::errors::Error as EngineError;
@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::driver::Started;
 use super::output::Output;
 use super::owner::State;
-use super::spec::docker::{DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body, podman};
+use super::spec::docker::{DEADLINE_LABEL, DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body, podman};
 use super::spec::{SECCOMP, Stamp};
 use super::{Cause, Ended, Error, Order, Owner, name_of};
 use container::{Container, Outcome, Running};
@@ -45,6 +45,8 @@ pub struct Found {
     pub run: String,
     /// Of its installation.
     pub run_dir: String,
+    /// Until when it was to be good.
+    pub deadline: Option<SystemTime>,
 }
 
 impl Docker {
@@ -106,6 +108,7 @@ impl Docker {
                 owner: labels.remove(OWNER_LABEL).unwrap_or_default(),
                 run: labels.remove(RUN_LABEL).unwrap_or_default(),
                 run_dir: labels.remove(DIR_LABEL).unwrap_or_default(),
+                deadline: labels.remove(DEADLINE_LABEL).and_then(|deadline| time(&deadline)),
             }
         });
         Ok(found.collect())
@@ -298,6 +301,10 @@ impl Sandbox {
 /// How many processes a user may have here, as far as we can tell.
 fn processes() -> u64 {
     getrlimit(Resource::Nproc).maximum.unwrap_or(MANY).min(MANY)
+}
+
+fn time(label: &str) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::from_secs(label.parse().ok()?))
 }
 
 fn id_of(found: Option<String>, name: &str) -> Result<String, Error> {

@@ -37,7 +37,7 @@ use super::{Cause, Ended, Error, Order, name_of};
 use messages::{Event, Signal, Task};
 
 pub(super) use cgroup::kills_for_memory;
-pub use cgroup::{Leftover, leftovers, remove};
+pub use cgroup::{Leftover, group_of, leftovers, remove};
 
 /// How a container of our own is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ pub fn check(settings: &Settings) -> Result<(), Error> {
 
 /// What the helper is given: all that it needs to know, so that it has to look at nothing by itself.
 fn task(order: &Order, name: &str) -> Result<Task, Error> {
-    let cgroup = cgroup::may_be_set().is_ok().then(|| Path::new("/").join(name));
+    let cgroup = cgroup::may_be_set().is_ok().then(|| group_of(name, &order.stamp.run_dir));
     let is_rootless = !rustix::process::geteuid().is_root();
     let root = order.directory.join("root");
     let programs = root::prepare(&order.spec.root, &root)?;

@@ -4,12 +4,14 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::base::hex;
 use crate::sandbox::Owner;
 
 /// A group that a container of ours had, or has.
@@ -19,6 +21,25 @@ pub struct Leftover {
     pub name: PathBuf,
     /// Who made it; `None` where its name does not say.
     pub owner: Option<Owner>,
+    /// Its installation's, as [`group_of`] writes it.
+    mark: String,
+}
+
+impl Leftover {
+    /// Whether it is of an installation that has its runs in this directory.
+    pub fn is_of(&self, run_dir: &Path) -> bool {
+        self.mark == mark(run_dir)
+    }
+}
+
+/// The group of what runs for a directory of this name, in an installation that has its runs in `run_dir`.
+pub fn group_of(directory: &str, run_dir: &Path) -> PathBuf {
+    Path::new("/").join(format!("{directory}-{}", mark(run_dir)))
+}
+
+/// Groups are this machine's, and each installation looks after its own.
+fn mark(run_dir: &Path) -> String {
+    hex::sha256(run_dir.as_os_str().as_bytes())[..MARK_DIGITS].to_owned()
 }
 
 /// Whether this process may set limits at all.
@@ -100,16 +121,19 @@ pub fn leftovers() -> io::Result<Vec<Leftover>> {
     for hierarchy in hierarchies()? {
         for entry in fs::read_dir(hierarchy)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            if let Some((_, owner)) =
-                name.strip_prefix("cogni-").and_then(|rest| rest.split_once('-'))
-            {
-                names.push((Path::new("/").join(&name), Owner::parse(owner)));
-            }
+            names.extend(leftover(&name));
         }
     }
-    names.sort_by(|one, other| one.0.cmp(&other.0));
+    names.sort_by(|one, other| one.name.cmp(&other.name));
     names.dedup();
-    Ok(names.into_iter().map(|(name, owner)| Leftover { name, owner }).collect())
+    Ok(names)
+}
+
+fn leftover(name: &str) -> Option<Leftover> {
+    let (_, rest) = name.strip_prefix("cogni-")?.split_once('-')?;
+    let (owner, mark) = rest.rsplit_once('-')?;
+    let (name, owner, mark) = (Path::new("/").join(name), Owner::parse(owner), mark.to_owned());
+    Some(Leftover { name, owner, mark })
 }
 
 /// Where cgroups are mounted, of either version.
@@ -131,6 +155,9 @@ fn group(hierarchy: &Path, name: &Path) -> PathBuf {
 fn pause() {
     thread::sleep(Duration::from_millis(1));
 }
+
+/// Two installations of one machine are told apart.
+const MARK_DIGITS: usize = 8;
 
 /// From SIGKILL to the end of a process that the kernel holds.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::super::leftover::sweep;
 use super::super::sandboxed::{Sandboxed, sh};
 use crate::support::process::{Process, patience, pause_for};
 
@@ -46,6 +47,27 @@ fn what_a_killed_runner_and_its_helper_leave_is_taken_away() {
     signal("-KILL", helper);
     patience(|| runner.left(&run) == "directory, groups", || runner.left(&run));
     restarted(&runner, &run);
+}
+
+/// R5: whatever has become of the directory that would have named it.
+#[test]
+fn a_group_without_a_directory_is_taken_away() {
+    let (runner, run) = (Sandboxed::new(), name("group"));
+    let mut process = started(&runner, &run);
+    let helper = child_of(process.id());
+    signal("-STOP", helper);
+    process.signal("KILL");
+    process.wait();
+    signal("-KILL", helper);
+    patience(|| runner.left(&run) == "directory, groups", || runner.left(&run));
+    fs::remove_dir_all(runner.run_dir()).unwrap();
+    let (status, said) = sweep(&runner, &[]);
+    assert!(status == 1 && said.contains("group /cogni-"), "{said}");
+    assert!(said.contains(": orphaned\n"), "{said}");
+    assert_eq!(sweep(&runner, &["--apply"]).0, 0);
+    assert_eq!(runner.left(&run), "nothing");
+    // Another installation's are not even told.
+    assert_eq!(sweep(&Sandboxed::new(), &[]).1, "nothing is left behind\n");
 }
 
 /// R5: the sandbox dies with the process that made it, and the run says so.
