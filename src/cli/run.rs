@@ -258,22 +258,22 @@ async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResu
     let cancelled = cancelled()?;
     let beginning = progress::beginning(&order);
     let prepared = Prepared::new(order)?;
-    if !is_shown {
-        return Ok(until(prepared, stderr()?, cancelled).await);
-    }
     let place = Place::default();
+    if !is_shown {
+        let live = stderr()?;
+        // A file is given every byte, a terminal none that it would obey.
+        return Ok(if io::stderr().is_terminal() {
+            until(prepared, Shown::text(live, place), cancelled).await
+        } else {
+            until(prepared, live, cancelled).await
+        });
+    }
     let mut follower = Follower::new(prepared.ledger(), stderr()?, place.clone());
     follower.write(&beginning).await;
     let live = stderr()?;
-    let run = async {
-        if is_told {
-            until(prepared, Shown::new(live, place), cancelled).await
-        } else {
-            until(prepared, live, cancelled).await
-        }
-    };
+    let shown = if is_told { Shown::events(live, place) } else { Shown::text(live, place) };
     let result = tokio::select! {
-        result = Box::pin(run) => result,
+        result = Box::pin(until(prepared, shown, cancelled)) => result,
         never = follower.follow() => match never {},
     };
     follower.tell().await;

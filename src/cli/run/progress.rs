@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::shown::Place;
+use super::shown::{Place, harmless};
 use crate::budget::{Amount, Ledger, Status};
 use crate::runner::{Order, RunResult};
 
@@ -64,7 +64,7 @@ impl<W: AsyncWrite + Unpin> Follower<W> {
     /// Nobody may be looking, which is no reason to end the run, or to wait for long.
     pub(super) async fn write(&mut self, lines: &str) {
         let Some(out) = &mut self.out else { return };
-        let text = format!("{}{lines}", self.place.new_line());
+        let text = format!("{}{}", self.place.new_line(), harmless(lines));
         let written = async {
             out.write_all(text.as_bytes()).await?;
             out.flush().await

@@ -1,11 +1,12 @@
-//! What an agent of ours says on the way, for whoever watches: its text as text, its uses of the tool as a shell would
-//! show them. What is no line of the agent's is shown as it is.
+//! What comes out of a sandbox, for whoever watches: of an agent of ours its text as text, and its uses of the tool as a
+//! shell would show them; of every other program, and of lines that are none of the agent's, what it prints.
 //!
-//! **Invariant:** nothing that a model says reaches the terminal as a command to it.
+//! **Invariant:** nothing that a sandbox prints, and nothing that a model says, reaches the terminal as a command to it.
 
 use std::io;
 use std::mem;
 use std::pin::Pin;
+use std::str;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
@@ -15,16 +16,26 @@ use tokio::io::AsyncWrite;
 
 use crate::runner::Envelope;
 
-/// Takes an agent's output, and writes what there is to see of it.
+/// Takes a program's output, and writes what there is to see of it.
 #[derive(Debug)]
 pub struct Shown<W> {
     out: W,
-    /// A line that has not ended yet.
+    what: What,
+    /// A line, or of a program a character, that has not ended yet.
     line: Vec<u8>,
     /// Made, and not written yet.
     pending: Vec<u8>,
     written: usize,
     place: Place,
+}
+
+/// What it is that is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// Lines that say what an agent does.
+    Events,
+    /// Text, as it comes.
+    Text,
 }
 
 /// Whether the last thing shown has left a line open; known to all who write there.
@@ -40,11 +51,31 @@ enum Line {
 }
 
 impl<W> Shown<W> {
-    pub fn new(out: W, place: Place) -> Self {
-        Self { out, line: vec![], pending: vec![], written: 0, place }
+    /// Of an agent of ours.
+    pub fn events(out: W, place: Place) -> Self {
+        Self { out, what: What::Events, line: vec![], pending: vec![], written: 0, place }
+    }
+
+    /// Of any program.
+    pub fn text(out: W, place: Place) -> Self {
+        Self { what: What::Text, ..Self::events(out, place) }
     }
 
     fn take(&mut self, chunk: &[u8]) {
+        match self.what {
+            What::Events => self.take_lines(chunk),
+            What::Text => self.take_text(chunk),
+        }
+    }
+
+    fn take_text(&mut self, chunk: &[u8]) {
+        self.line.extend_from_slice(chunk);
+        let rest = self.line.split_off(self.line.len() - unfinished(&self.line));
+        let text = mem::replace(&mut self.line, rest);
+        self.say(&String::from_utf8_lossy(&text));
+    }
+
+    fn take_lines(&mut self, chunk: &[u8]) {
         for part in chunk.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(part);
             if part.ends_with(b"\n") || self.line.len() > LONGEST {
@@ -78,8 +109,7 @@ impl<W> Shown<W> {
     }
 
     fn say(&mut self, text: &str) {
-        let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
-        self.pending.extend_from_slice(text.replace(is_command, "\u{fffd}").as_bytes());
+        self.pending.extend_from_slice(harmless(text).as_bytes());
         if let Some(last) = text.chars().last() {
             self.place.0.store(last != '\n', Ordering::Relaxed);
         }
@@ -128,6 +158,22 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Shown<W> {
         ready!(self.poll_drain(context))?;
         Pin::new(&mut self.out).poll_shutdown(context)
     }
+}
+
+/// As it may be written to a terminal: what would be a command to it is seen, and not obeyed.
+pub(super) fn harmless(text: &str) -> String {
+    let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
+    text.replace("\r\n", "\n").replace(is_command, "\u{fffd}")
+}
+
+/// How many bytes at the end are the beginning of something: of a character, or of a line's end in two characters.
+fn unfinished(bytes: &[u8]) -> usize {
+    if bytes.ends_with(b"\r") {
+        return 1;
+    }
+    let last = bytes.utf8_chunks().last().map(|chunk| chunk.invalid()).unwrap_or_default();
+    let is_cut = str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
+    if is_cut { last.len() } else { 0 }
 }
 
 /// As it could be typed.

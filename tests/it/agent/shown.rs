@@ -1,4 +1,5 @@
-//! R8: what somebody sees who watches an agent: its text and its tool, wherever its lines are cut.
+//! R8: what somebody sees who watches a run: an agent's text and its tool, wherever its lines are cut, and what any
+//! program prints, but for what would be a command to the terminal.
 
 use cogni_gateway::cli::run::shown::{Place, Shown};
 use tokio::io::AsyncWriteExt;
@@ -20,13 +21,43 @@ const OUTPUT: &str = concat!(
 
 async fn shown(chunks: impl Iterator<Item = &[u8]>) -> String {
     let mut seen = vec![];
-    let mut shown = Shown::new(&mut seen, Place::default());
+    let mut shown = Shown::events(&mut seen, Place::default());
     for chunk in chunks {
         shown.write_all(chunk).await.unwrap();
         shown.flush().await.unwrap();
     }
     drop(shown);
     String::from_utf8(seen).unwrap()
+}
+
+/// Copies to the clipboard, sets the title, clears the screen, in seven bits and in eight; and is no text at all.
+const HOSTILE: &[u8] = b"a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2Jd\xc2\x9b2Je\x9b2Jf\xffg\r\n\th\ri \xc3\xbc\n";
+
+/// R3: what a sandbox prints is shown to whoever watches, and does nothing to the terminal.
+#[tokio::test]
+async fn a_program_gives_no_commands_to_the_terminal() {
+    let text = async |chunks: &mut dyn Iterator<Item = &[u8]>| {
+        let mut seen = vec![];
+        let mut shown = Shown::text(&mut seen, Place::default());
+        for chunk in chunks {
+            shown.write_all(chunk).await.unwrap();
+            shown.flush().await.unwrap();
+        }
+        drop(shown);
+        String::from_utf8(seen).unwrap()
+    };
+    let whole = text(&mut [HOSTILE].into_iter()).await;
+    let harmless =
+        "a?]52;c;ZXZpbA==?b?]0;title?\\c?[2Jd?2Je?2Jf?g\n\th?i ü\n".replace('?', "\u{fffd}");
+    assert_eq!(whole, harmless);
+    for at in 0..HOSTILE.len() {
+        assert_eq!(
+            text(&mut [&HOSTILE[..at], &HOSTILE[at..]].into_iter()).await,
+            whole,
+            "cut at {at}"
+        );
+    }
+    assert_eq!(text(&mut HOSTILE.chunks(1)).await, whole);
 }
 
 #[tokio::test]
