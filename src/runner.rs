@@ -53,7 +53,7 @@ pub use result::{ErrorCode, RunResult, Timings};
 
 use delivery::{Source, Target};
 use directory::Directory;
-use gateway::Gateway;
+use gateway::{Gateway, Signals};
 use proxy::Proxy;
 use quota::{Exceeded, Quota};
 use result::Outcome;
@@ -268,15 +268,7 @@ impl Prepared {
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
         let (signals, stop) = (gateway.signals(), CancellationToken::new());
-        let mut until = pin!(async {
-            tokio::select! {
-                () = cancel.cancelled() => Cause::Cancelled,
-                () = signals.gone.cancelled() => Cause::Cancelled,
-                () = signals.exhausted.cancelled() => Cause::Budget,
-                () = sleep_until(deadline) => Cause::Deadline,
-                _ = exceeded(quota.as_ref()) => Cause::Workspace,
-            }
-        });
+        let mut until = pin!(cause(&signals, &cancel, deadline, quota.as_ref()));
         tracing::info!(run, root = %order.spec.root, "starting the sandbox");
         let here = gateway.run();
         let trace = here.as_ref().and_then(|run| run.trace.clone());
@@ -335,6 +327,22 @@ impl Prepared {
             elapsed: begun.elapsed(),
         }
         .into_result(run)
+    }
+}
+
+/// Returns when the sandbox has to end.
+async fn cause(
+    signals: &Signals,
+    cancel: &CancellationToken,
+    deadline: Instant,
+    quota: Option<&Quota>,
+) -> Cause {
+    tokio::select! {
+        () = cancel.cancelled() => Cause::Cancelled,
+        () = signals.gone.cancelled() => Cause::Cancelled,
+        () = signals.exhausted.cancelled() => Cause::Budget,
+        () = sleep_until(deadline) => Cause::Deadline,
+        _ = exceeded(quota) => Cause::Workspace,
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cogni_gateway::sandbox::RunSpec;
 use cogni_gateway::sandbox::spec::oci::{self, Place};
@@ -105,6 +105,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         argv: PROGRAM.map(str::to_owned).into(),
         env: [].into(),
         limits: Limits::default(),
+        grace: Duration::from_secs(1),
         workspace: Workspace::None,
         mounts: vec![],
         volumes: vec![],

@@ -51,7 +51,7 @@ pub(super) fn embedded() -> Kind {
 }
 
 pub(super) fn docker() -> Result<Kind, String> {
-    let socket = PathBuf::from("/var/run/docker.sock");
+    let socket = PathBuf::from(DOCKER_SOCKET);
     let image =
         Handle::current().block_on(async { Docker::connect(&socket).await?.image_id(IMAGE).await });
     image.map_err(|error| error.to_string())?;
@@ -76,6 +76,7 @@ impl Ours {
             argv: PROGRAM.map(str::to_owned).into(),
             env: [].into(),
             limits: Limits::default(),
+            grace: GRACE,
             workspace: Workspace::None,
             mounts: vec![],
             volumes: vec![],
@@ -84,7 +85,6 @@ impl Ours {
             init: Some(init().unwrap_or_else(|| env!("CARGO_BIN_EXE_cogni-init").into())),
         };
         let run_dir = path.join("r");
-        let grace = Duration::from_secs(1);
         let order = Order {
             config,
             spec,
@@ -93,9 +93,10 @@ impl Ours {
             roots: vec![],
             run_dir,
             driver,
+            docker_socket: DOCKER_SOCKET.into(),
             proxy: None,
             seats: None,
-            grace,
+            grace: GRACE,
         };
         let warm = is_warm.then(|| Warm::keep(&order));
         Self { order, warm }
@@ -191,3 +192,7 @@ impl AsyncWrite for First {
         Poll::Ready(Ok(()))
     }
 }
+
+const DOCKER_SOCKET: &str = "/var/run/docker.sock";
+
+const GRACE: Duration = Duration::from_secs(1);

@@ -44,12 +44,11 @@ impl FromRequestParts<Arc<Api>> for Caller {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        let grant = match &api.anybody {
-            Some(anybody) => Arc::clone(anybody),
-            None => {
-                let token = token(&parts.headers).ok_or(Denied::Missing)?;
-                api.grants.check(token).await?
-            }
+        let grant = if let Some(anybody) = &api.anybody {
+            Arc::clone(anybody)
+        } else {
+            let token = token(&parts.headers).ok_or(Denied::Missing)?;
+            api.grants.check(token).await?
         };
         tracing::Span::current().record("grant", &*grant.id);
         Ok(Self(grant))

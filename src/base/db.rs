@@ -150,7 +150,7 @@ impl Database {
     /// # Errors
     /// The file cannot be written.
     pub async fn shrink(&self) -> Result<(), Error> {
-        while self.write(|change| room::give_some_back(change)).await? {}
+        while self.write(room::give_some_back).await? {}
         self.read(room::settle).await
     }
 }

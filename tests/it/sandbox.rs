@@ -75,7 +75,7 @@ fn the_first_process_waits_for_the_runners_grace() {
     let spec = RunSpec { grace: Duration::from_mins(5), limits, ..everything() };
     let entrypoint = asked(&spec)["Entrypoint"].to_string();
     assert!(entrypoint.contains(r#""--max-runtime","390s""#), "{entrypoint}");
-    assert!(String::from_utf8(spec.claim()).unwrap().contains("--max-runtime\0390s\0"));
+    assert!(String::from_utf8(spec.claim()).unwrap().contains("--max-runtime\x00390s\0"));
 }
 
 /// R1: what cannot be said is refused before anything is made.

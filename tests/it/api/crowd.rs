@@ -37,8 +37,8 @@ async fn health_and_costs_are_heard_where_nobody_else_is() {
     .await;
     drop(held);
     let bearer = &place.owner.token;
-    let head = format!("GET /api/v1/runs HTTP/1.0\r\nauthorization: Bearer {bearer}\r\n\r\n");
-    until(async || client.raw(head.as_bytes()).await.starts_with("HTTP/1.0 200 ")).await;
+    let asked = format!("GET /api/v1/runs HTTP/1.0\r\nauthorization: Bearer {bearer}\r\n\r\n");
+    until(async || client.raw(asked.as_bytes()).await.starts_with("HTTP/1.0 200 ")).await;
     place.stop(service);
 }
 

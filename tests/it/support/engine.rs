@@ -72,8 +72,8 @@ impl Engine {
     pub(crate) fn image(&self, like: &str, changes: &[&str]) -> String {
         let id = must(&["create", "--label", &self.label, like, "true"]);
         let changes = changes.iter().flat_map(|change| ["--change", change]);
-        let line: Vec<_> = ["commit"].into_iter().chain(changes).chain([id.as_str()]).collect();
-        must(&line)
+        let commit: Vec<_> = ["commit"].into_iter().chain(changes).chain([id.as_str()]).collect();
+        must(&commit)
     }
 
     /// `docker run --detach`, with `options` before the image and `command` after it.
