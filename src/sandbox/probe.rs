@@ -31,6 +31,8 @@ pub struct Facts {
     /// The file of `cogni-init`, where it is looked for.
     pub init: Option<PathBuf>,
     pub run_dir: PathBuf,
+    /// What a user may have of inotify; all sandboxes have one user.
+    pub inotify_instances: Option<u64>,
     /// Bytes that are free where runs have their directories.
     pub free: Option<u64>,
 }
@@ -163,7 +165,21 @@ fn machine_findings(facts: &Facts) -> Vec<Finding> {
             "a kernel of 5.19 or newer with `lsm=landlock,…` keeps agents to their files twice; without it, mounts and modes do",
         ),
     };
-    vec![ok("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock]
+    let all = vec![ok("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock];
+    all.into_iter().chain(facts.inotify_instances.map(inotify)).collect()
+}
+
+fn inotify(instances: u64) -> Finding {
+    let found = format!("{instances} instances for all sandboxes together");
+    if instances < INSTANCES {
+        warn(
+            "inotify",
+            found,
+            "`sysctl fs.inotify.max_user_instances=8192`: one sandbox may take all, and leave none to the others",
+        )
+    } else {
+        ok("inotify", found)
+    }
 }
 
 /// The driver that needs nothing else.
@@ -232,21 +248,19 @@ fn engine_findings(answers: &Answers) -> Vec<Finding> {
             ok("container runtime", found)
         }
     });
-    let userns = if answers.has_userns_remap {
-        ok("userns-remap", "root in a container is nobody outside")
-    } else {
+    let userns = answers.has_userns_remap.then(|| {
         warn(
             "userns-remap",
-            "off",
-            "`\"userns-remap\": \"default\"` in /etc/docker/daemon.json takes most of its use from an escape",
+            "on",
+            "a sandbox's user is somebody else outside, to whom the run's socket is shut: use an engine without",
         )
-    };
+    });
     let runsc = if answers.has_runsc {
-        ok("runsc", "the engine has it as a runtime")
+        ok("runsc", "the engine has it; it is used where it is the engine's default")
     } else {
         warn("runsc", "not there", "nothing needs it; gVisor keeps agents away from the kernel")
     };
-    runtime.into_iter().chain([userns, runsc]).collect()
+    runtime.into_iter().chain(userns).chain([runsc]).collect()
 }
 
 fn tool_findings(facts: &Facts) -> Vec<Finding> {
@@ -331,6 +345,9 @@ const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 
 /// Older ones have holes that the relay relies on being closed.
 const OLDEST_GIT: [u32; 3] = [2, 47, 3];
+
+/// The kernel's own first limit is 128, of which a single agent with a few watchers leaves little.
+const INSTANCES: u64 = 1024;
 
 /// Less than this is no place for workspaces.
 const SPACE: u64 = 1 << 30;

@@ -27,13 +27,14 @@ fn good() -> Facts {
             runtime: Some(("runc".to_owned(), "1.3.3".to_owned())),
             has_runsc: true,
             has_seccomp: true,
-            has_userns_remap: true,
+            has_userns_remap: false,
             no_limits: vec![],
         }),
         podman: Some("/run/podman/podman.sock".into()),
         git: Some("2.47.3".to_owned()),
         init: Some("/usr/lib/cogni-init".into()),
         run_dir: "/run/cogni".into(),
+        inotify_instances: Some(8192),
         free: Some(8 << 30),
     }
 }
@@ -68,11 +69,11 @@ fn a_machine_that_has_everything_is_told_so() {
     ok       user namespaces    96000 for a user
     ok       seccomp            the kernel takes filters of system calls
     ok       landlock           version 7: keeps agents to their files and signals
+    ok       inotify            8192 instances for all sandboxes together
     ok       driver embedded    enforces everything
     ok       driver docker      enforces everything, with engine 29.1.0, API 1.52
     ok       container runtime  runc 1.3.3
-    ok       userns-remap       root in a container is nobody outside
-    ok       runsc              the engine has it as a runtime
+    ok       runsc              the engine has it; it is used where it is the engine's default
     ok       podman             answers at /run/podman/podman.sock; name it with `--docker-socket`
     ok       cogni-init         /usr/lib/cogni-init
     ok       git                2.47.3
@@ -138,10 +139,14 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
                                 use a kernel with CONFIG_SECCOMP_FILTER
     the driver `embedded` enforces everything
     ");
-    insta::assert_snapshot!(news(|facts| answers(facts).has_userns_remap = false), @r#"
-    warn     userns-remap       off
-                                `"userns-remap": "default"` in /etc/docker/daemon.json takes most of its use from an escape
-    "#);
+    insta::assert_snapshot!(news(|facts| answers(facts).has_userns_remap = true), @r"
+    warn     userns-remap       on
+                                a sandbox's user is somebody else outside, to whom the run's socket is shut: use an engine without
+    ");
+    insta::assert_snapshot!(news(|facts| facts.inotify_instances = Some(128)), @r"
+    warn     inotify            128 instances for all sandboxes together
+                                `sysctl fs.inotify.max_user_instances=8192`: one sandbox may take all, and leave none to the others
+    ");
     insta::assert_snapshot!(news(|facts| answers(facts).has_runsc = false), @r"
     warn     runsc              not there
                                 nothing needs it; gVisor keeps agents away from the kernel

@@ -30,6 +30,9 @@ pub fn look(run_dir: &Path, init: Option<PathBuf>, runtime_dir: Option<&Path>) -
         git: git(),
         init,
         run_dir: run_dir.to_owned(),
+        inotify_instances: read("/proc/sys/fs/inotify/max_user_instances")
+            .ok()
+            .and_then(|count| count.parse().ok()),
         free: free(run_dir),
     }
 }
