@@ -228,6 +228,14 @@ impl Prepared {
         })
     }
 
+    /// Ends the grace that its program has, once that has begun, before the time; not in a resident sandbox.
+    pub fn hurry(&self) -> CancellationToken {
+        match &self.sandbox {
+            Inside::Own(Some(sandbox)) => sandbox.hurry(),
+            Inside::Own(None) | Inside::Resident(_) => CancellationToken::new(),
+        }
+    }
+
     /// The run's workspace on this machine, where it has one.
     pub fn workspace(&self) -> Option<&Path> {
         self.order.spec.workspace_path()

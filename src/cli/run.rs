@@ -4,8 +4,10 @@ mod progress;
 mod repository;
 pub mod shown;
 
+use std::convert::Infallible;
 use std::env;
 use std::fs::File;
+use std::future::pending;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Command, FromArgMatches, ValueEnum};
 use tokio::io::AsyncWrite;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -239,8 +241,11 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             }
             let mut result = Box::pin(until_signalled(order, progress)).await?;
             result.relay = result.relay.or(skipped);
-            serde_json::to_writer(&mut *out, &result)?;
-            writeln!(out)?;
+            // The run has been, and nothing was wrong about how it was asked for.
+            if let Err(error) = tell(&result, out) {
+                tracing::error!(run = result.run_id, %error, "the result cannot be written");
+                return Ok(ExitCode::FAILURE);
+            }
             Ok(if result.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         };
         // Beside the run, which it must not hold: its result is told before the last sweep is done.
@@ -252,10 +257,16 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     done
 }
 
+fn tell(result: &RunResult, out: &mut impl Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, result)?;
+    writeln!(out)?;
+    out.flush()
+}
+
 async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResult> {
     let is_shown = progress.is_now();
     let is_told = order.agent.as_ref().is_some_and(|agent| agent.entry.stream == Stream::Events);
-    let cancelled = cancelled()?;
+    let signals = Signals::listen()?;
     let beginning = progress::beginning(&order);
     let prepared = Prepared::new(order)?;
     let place = Place::default();
@@ -263,9 +274,9 @@ async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResu
         let live = stderr()?;
         // A file is given every byte, a terminal none that it would obey.
         return Ok(if io::stderr().is_terminal() {
-            until(prepared, Shown::text(live, place), cancelled).await
+            until(prepared, Shown::text(live, place), signals).await
         } else {
-            until(prepared, live, cancelled).await
+            until(prepared, live, signals).await
         });
     }
     let mut follower = Follower::new(prepared.ledger(), stderr()?, place.clone());
@@ -273,7 +284,7 @@ async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResu
     let live = stderr()?;
     let shown = if is_told { Shown::events(live, place) } else { Shown::text(live, place) };
     let result = tokio::select! {
-        result = Box::pin(until(prepared, shown, cancelled)) => result,
+        result = Box::pin(until(prepared, shown, signals)) => result,
         never = follower.follow() => match never {},
     };
     follower.tell().await;
@@ -281,20 +292,24 @@ async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResu
     Ok(result)
 }
 
-/// Runs to the end, or until it is `cancelled`.
+/// Runs to the end. Whoever asks for it is given that with the program's grace, and whoever asks twice at once.
 async fn until(
     prepared: Prepared,
     live: impl AsyncWrite + Unpin,
-    cancelled: impl Future<Output = ()>,
+    mut signals: Signals,
 ) -> RunResult {
-    let cancel = CancellationToken::new();
-    let mut run = Box::pin(prepared.run(cancel.clone(), live));
+    let (cancel, hurry) = (CancellationToken::new(), prepared.hurry());
+    let run = Box::pin(prepared.run(cancel.clone(), live));
+    let asked = async {
+        signals.next().await;
+        cancel.cancel();
+        signals.next().await;
+        hurry.cancel();
+        pending::<Infallible>().await
+    };
     tokio::select! {
-        result = &mut run => result,
-        () = cancelled => {
-            cancel.cancel();
-            run.await
-        }
+        result = run => result,
+        never = asked => match never {},
     }
 }
 
@@ -445,18 +460,24 @@ pub(super) fn init(given: Option<PathBuf>, has_own_root: bool) -> anyhow::Result
     Ok(Some(found))
 }
 
-/// Ends when somebody asks this process to end.
-fn cancelled() -> io::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
+/// How this process is asked to end.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        let [terminate, interrupt, hangup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Self([terminate?, interrupt?, hangup?]))
+    }
+
+    async fn next(&mut self) {
+        let [terminate, interrupt, hangup] = &mut self.0;
         tokio::select! {
             _ = terminate.recv() => (),
             _ = interrupt.recv() => (),
             _ = hangup.recv() => (),
         }
-    })
+    }
 }
 
 /// Standard error as a file, whose writes wait on a thread of their own: the gateway is not held by a terminal.

@@ -280,7 +280,7 @@ impl Sandbox {
         &mut self,
         output: &mut Output<W>,
         until: impl Future<Output = Cause>,
-        grace: Duration,
+        grace: impl Future<Output = ()>,
     ) -> Result<Ended, Error> {
         let running = self.running.take().expect("it was started, and is watched once");
         running.watch(output, until, grace).await

@@ -5,7 +5,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use tokio::io::AsyncWrite;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::output::Output;
 use super::slot::Claim;
@@ -90,6 +91,7 @@ pub struct Sandbox {
     order: Order,
     /// What is still to be told to one that was started ahead.
     claim: Option<Claim>,
+    hurry: CancellationToken,
 }
 
 /// By whom it is made.
@@ -122,7 +124,7 @@ impl Sandbox {
             (Driver::Embedded(settings), _) => Made::Embedded(embedded::Sandbox::new(settings)),
             (Driver::Docker { .. }, _) => unreachable!("it has been checked"),
         };
-        Ok(Self { made, order, claim: None })
+        Ok(Self { made, order, claim: None, hurry: CancellationToken::new() })
     }
 
     /// Runs it to its end, or until `until` says why it must end before; then nothing is left of it, but with the
@@ -196,7 +198,9 @@ impl Sandbox {
         output: &mut Output<W>,
         until: impl Future<Output = Cause>,
     ) -> Result<Ended, Error> {
-        let grace = self.order.grace;
+        let grace = async {
+            let _ = timeout(self.order.grace, self.hurry.cancelled()).await;
+        };
         match &mut self.made {
             Made::Docker(made) => made.watch(output, until, grace).await,
             Made::Embedded(made) => made.watch(output, until, grace).await,
@@ -208,6 +212,11 @@ impl Sandbox {
             Made::Docker(made) => made.remove(&self.order).await,
             Made::Embedded(made) => made.remove().await,
         }
+    }
+
+    /// Ends its grace before the time, once it has begun.
+    pub fn hurry(&self) -> CancellationToken {
+        self.hurry.clone()
     }
 
     /// From here on it is this run's, as soon as it has been told.

@@ -107,7 +107,7 @@ impl Sandbox {
         &mut self,
         output: &mut Output<W>,
         until: impl Future<Output = Cause>,
-        grace: Duration,
+        grace: impl Future<Output = ()>,
     ) -> Result<Ended, Error> {
         let helper = self.helper.as_mut().expect("it was started");
         helper.watch(output, until, grace).await
@@ -207,7 +207,7 @@ impl Helper {
         &mut self,
         output: &mut Output<W>,
         until: impl Future<Output = Cause>,
-        grace: Duration,
+        grace: impl Future<Output = ()>,
     ) -> Result<Ended, Error> {
         let Self { events, signals, stdout, stderr, .. } = self;
         let hurry = output.hurry();
@@ -217,11 +217,13 @@ impl Helper {
             event = &mut following => (event?, None),
             cause = until => {
                 signal(signals, Signal::Terminate).await;
-                let event = if let Ok(event) = timeout(grace, &mut following).await {
-                    event?
-                } else {
-                    signal(signals, Signal::Kill).await;
-                    timeout(PATIENCE, &mut following).await.unwrap_or(Ok(Event::Lost))?
+                let event = tokio::select! {
+                    biased;
+                    event = &mut following => event?,
+                    () = grace => {
+                        signal(signals, Signal::Kill).await;
+                        timeout(PATIENCE, &mut following).await.unwrap_or(Ok(Event::Lost))?
+                    }
                 };
                 (event, Some(cause))
             }

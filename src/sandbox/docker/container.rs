@@ -124,7 +124,7 @@ impl Running {
         self,
         output: &mut Output<W>,
         until: impl Future<Output = Cause>,
-        grace: Duration,
+        grace: impl Future<Output = ()>,
     ) -> Result<Ended, Error> {
         let Self { container, mut frames } = self;
         let hurry = output.hurry();
@@ -161,9 +161,9 @@ async fn pump<W: AsyncWrite + Unpin>(
 }
 
 /// Asks politely, then not, then gives up: the removal that follows has the last word.
-async fn end(container: &Container, grace: Duration) {
+async fn end(container: &Container, grace: impl Future<Output = ()>) {
     container.kill("SIGTERM").await;
-    sleep(grace).await;
+    grace.await;
     container.kill("SIGKILL").await;
     sleep(PATIENCE).await;
 }

@@ -80,6 +80,33 @@ fn an_interrupt_from_a_terminal_leaves_the_program_its_grace() {
     runner.assert_nothing_is_left(&run);
 }
 
+/// R5: whoever asks a second time does not want to wait.
+#[test]
+fn a_run_that_is_cancelled_twice_has_no_grace() {
+    let runner = Sandboxed::new();
+    let run = format!("run-hurried-{}", std::process::id());
+    let deaf = sh("trap 'echo asked' TERM; echo up; while true; do sleep 0.1; done");
+    let flags = ["--run-id", &run, "--grace", "1h"];
+    let mut process = Process::start(&mut runner.prepare(&flags, &deaf), "");
+    process.until(|said| said.contains("up\n"));
+    process.signal("INT");
+    process.until(|said| said.contains("asked\n"));
+    process.signal("INT");
+    assert_eq!(process.wait().code(), Some(1));
+    assert!(process.said().contains(r#""error_code":"cancelled""#), "{}", process.said());
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R8: nothing was wrong about how it was asked for.
+#[test]
+fn a_result_that_cannot_be_written_is_a_failure() {
+    let runner = Sandboxed::new();
+    let mut command = runner.prepare(&[], &["true"]);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command.stdout(full).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
 /// R1: two sandboxes would be one run's twice; the first is not touched.
 #[test]
 fn a_run_has_one_sandbox_at_a_time() {
