@@ -30,6 +30,9 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("io_uring", |_| {
         denied(&[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register])
     }),
+    attempt("the machine's asynchronous input and output", |_| {
+        denied(&[libc::SYS_io_setup, libc::SYS_io_submit])
+    }),
     attempt("BPF", |_| denied(&[libc::SYS_bpf])),
     attempt("performance counters", |_| denied(&[libc::SYS_perf_event_open])),
     attempt("page faults handled by itself", |_| denied(&[libc::SYS_userfaultfd])),
