@@ -38,6 +38,9 @@ pub use shared::{RunSpec, Shared};
 pub struct Config {
     #[serde(skip)]
     pub identity: Identity,
+    /// The files that all of this was read from, those of secrets among them, and others that are kept from sandboxes.
+    #[serde(skip)]
+    pub files: Vec<PathBuf>,
     pub listen: Listen,
     /// Many runs behind one listener, in place of one run on its socket.
     pub shared: Option<Shared>,
@@ -107,8 +110,18 @@ impl Config {
     /// A digest of the whole, secrets left out, so that the records of two runs can be compared.
     pub fn digest(&self) -> String {
         // The service around a run is none of what the run is judged by.
-        let judged = Self { serve: None, ..self.clone() };
+        let judged = Self { serve: None, files: vec![], ..self.clone() };
         hex::sha256(format!("{judged:?}").as_bytes())
+    }
+
+    /// What is read and written here for us alone.
+    pub fn private(&self) -> impl Iterator<Item = &Path> {
+        let access_log = match &self.access_log {
+            Destination::File(path) => Some(path),
+            Destination::Off | Destination::Stdout | Destination::Stderr => None,
+        };
+        let written = [self.audit.path.as_ref(), access_log, self.admin.socket_path.as_ref()];
+        self.files.iter().chain(written.into_iter().flatten()).map(PathBuf::as_path)
     }
 
     /// Checks the whole.
@@ -169,6 +182,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             identity: Identity { attempt: "0".to_owned(), ..Identity::default() },
+            files: vec![],
             listen: Listen::default(),
             shared: None,
             serve: None,

@@ -104,7 +104,17 @@ impl Order {
         }
         self.spec.check()?;
         self.driver.check(&self.spec)?;
-        Ok(host_path::check(&self.spec, &self.roots)?)
+        Ok(host_path::check(&self.spec, &self.roots, &self.private())?)
+    }
+
+    /// What no sandbox may see, because it is the gateway's or the runner's own.
+    fn private(&self) -> Vec<PathBuf> {
+        let socket = match (&self.driver, &self.proxy) {
+            (Driver::Docker { socket }, _) => Some(socket),
+            (Driver::Embedded(_), proxy) => proxy.as_ref().map(|proxy| &proxy.docker_socket),
+        };
+        let own = [Some(&self.run_dir), socket].into_iter().flatten().map(PathBuf::as_path);
+        self.config.private().chain(own).map(Path::to_owned).collect()
     }
 
     /// What takes away what killed runs of the same installation have left.

@@ -1,6 +1,6 @@
 //! Flags made from the table of settings, and the configuration made from them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches};
 
@@ -45,7 +45,10 @@ pub fn read_with(
     let mut config =
         file.map_or_else(|| Ok(Config::default()), |file| Config::read(Path::new(&file)))?;
     between(&mut config);
+    config.files.extend(config_file(matches, &variable).map(PathBuf::from));
     for setting in settings {
+        let secret = setting.file(matches.get_one(setting.name).cloned(), &variable);
+        config.files.extend(secret.map(PathBuf::from));
         let given = setting.find(matches.get_one(setting.name).cloned(), &variable)?;
         setting.apply(&mut config, &given.unwrap_or_default())?;
     }

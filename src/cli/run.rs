@@ -352,7 +352,8 @@ fn asked(
         run_dir: places.run_dir,
         init: init(given, has_own_root)?,
     };
-    let config = configure(matches, variable, &request)?;
+    let mut config = configure(matches, variable, &request)?;
+    config.files.extend(repository.private());
     let asked = repository.asked(&config.identity.run)?;
     if proxy.is_some() && !matches!(asked, Asked::Nothing) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");

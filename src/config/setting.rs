@@ -57,15 +57,23 @@ impl Setting {
             return Ok(flag.or_else(|| variable(self.name)));
         }
         let file_name = format!("{}_FILE", self.name);
-        let Some(path) = flag.or_else(|| variable(&file_name)) else {
-            return Ok(variable(self.name));
-        };
+        let Some(path) = self.file(flag, variable) else { return Ok(variable(self.name)) };
         if variable(self.name).is_some() {
             return Err(anyhow!("both `{}` and its file are given; give one of them", self.name));
         }
         let text = fs::read_to_string(&path)
             .with_context(|| format!("`{file_name}` is `{path}`, which cannot be read"))?;
         Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+    }
+
+    /// The file that a secret is in, where it is in one.
+    pub fn file(
+        &self,
+        flag: Option<String>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Option<String> {
+        let file_name = self.is_secret.then(|| format!("{}_FILE", self.name))?;
+        flag.or_else(|| variable(&file_name)).filter(|path| !path.is_empty())
     }
 
     /// Whether it is about the one run of a process, so that it means nothing where there are many.

@@ -3,7 +3,7 @@
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use rustix::process::{getegid, geteuid};
 
@@ -17,12 +17,16 @@ use super::spec::{Access, GID, Root, RunSpec, UID, Workspace};
 ///
 /// # Errors
 /// The first that is not absolute, not there, leads through a symlink, is not below one of `roots`, is what no sandbox
-/// may see, or does not let the sandbox's user in.
-pub fn check(spec: &RunSpec, roots: &[PathBuf]) -> Result<(), Error> {
+/// may see, shows one of `ours`, or does not let the sandbox's user in.
+pub fn check(spec: &RunSpec, roots: &[PathBuf], ours: &[PathBuf]) -> Result<(), Error> {
+    let judge = |path: &Path, user| {
+        judge(path, roots, user)?;
+        shows_none(path, ours)
+    };
     let wrong = |path: &Path, why| Error::HostPath { path: path.to_owned(), why };
     let user = User::of(&spec.root);
     if let Root::Directory(path) = &spec.root {
-        judge(path, roots, user).map_err(|why| wrong(path, why))?;
+        judge(path, user).map_err(|why| wrong(path, why))?;
     }
     let workspace = match &spec.workspace {
         Workspace::None | Workspace::Fresh => None,
@@ -30,7 +34,7 @@ pub fn check(spec: &RunSpec, roots: &[PathBuf]) -> Result<(), Error> {
     };
     let mounts = spec.mounts.iter().map(|mount| (&mount.source, mount.access));
     for (path, access) in workspace.into_iter().chain(mounts) {
-        let judged = judge(path, roots, user).and_then(|()| user.let_in(path, access));
+        let judged = judge(path, user).and_then(|()| user.let_in(path, access));
         judged.map_err(|why| wrong(path, why))?;
     }
     Ok(())
@@ -70,6 +74,30 @@ fn judge(path: &Path, roots: &[PathBuf], user: User) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether nothing of ours is there: our secrets, our records, what we make for others. It may not be there yet.
+fn shows_none(path: &Path, ours: &[PathBuf]) -> Result<(), String> {
+    // Where it is named, and where it really is: whoever may write at either place has it.
+    let shown = |of: &Path| path.starts_with(of) || of.starts_with(path);
+    let is_shown = |of: &&PathBuf| absolute(of).is_ok_and(|of| shown(&of) || shown(&real(&of)));
+    match ours.iter().find(is_shown) {
+        Some(of) => Err(format!(
+            "it would show `{}`, which is the gateway's own; keep that elsewhere",
+            of.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Where a path leads, as far as it is there.
+fn real(path: &Path) -> PathBuf {
+    let found = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
+    let Some((above, real)) = found else { return path.to_owned() };
+    match path.strip_prefix(above) {
+        Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+        _ => real,
+    }
 }
 
 /// The sandbox's user, as this machine sees it.

@@ -86,6 +86,15 @@ impl Setup {
         self.state.state_dir.clone()
     }
 
+    /// What is read and written here for us alone.
+    pub fn private(&self, variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+        let of_a_secret = |name: &str| variable(name).filter(|path| !path.is_empty());
+        let token = self.github_token_file.clone();
+        let token = token.or_else(|| of_a_secret("GITHUB_TOKEN_FILE").map(PathBuf::from));
+        let given = [token, self.github_app_key_file.clone(), self.relay_config.clone()];
+        given.into_iter().flatten().chain([self.state.path()]).collect()
+    }
+
     /// Has it keep that in a directory, whatever it was told.
     #[must_use]
     pub fn at(self, state_dir: PathBuf) -> Self {

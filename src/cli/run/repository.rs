@@ -1,6 +1,7 @@
 //! The flags of a run whose work goes to a branch.
 
 use std::env;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +80,11 @@ pub(super) struct Wanted {
 }
 
 impl Args {
+    /// What the relay reads and writes for itself alone.
+    pub(super) fn private(&self) -> Vec<PathBuf> {
+        self.setup.private(|name| env::var(name).ok())
+    }
+
     /// # Errors
     /// The address or the key is none.
     pub(super) fn asked(self, run: &str) -> anyhow::Result<Asked> {

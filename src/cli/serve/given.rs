@@ -78,7 +78,7 @@ impl Given {
         variable: impl Fn(&str) -> Option<String>,
     ) -> anyhow::Result<Self> {
         let flags = Flags::from_arg_matches(matches)?;
-        let mut config = flags::read(super::settings(), matches, variable)?;
+        let mut config = flags::read(super::settings(), matches, &variable)?;
         if config.shared.is_some() {
             bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
         }
@@ -92,6 +92,7 @@ impl Given {
             None => Catalog::builtin(),
         };
         let relay = relay.at(serve.state_dir.clone());
+        config.files.extend(relay.private(variable));
         Ok(Self { config, serve, catalog, relay, init })
     }
 

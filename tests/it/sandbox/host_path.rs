@@ -16,7 +16,7 @@ fn judge(path: &Path, root: &Path) -> Result<(), String> {
 fn judge_access(path: &Path, root: &Path, access: Access) -> Result<(), String> {
     let workspace = Workspace::Directory { path: path.into(), access };
     let spec = RunSpec { workspace, ..super::spec() };
-    check(&spec, &[root.to_owned()]).map_err(|error| error.to_string())
+    check(&spec, &[root.to_owned()], &[]).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -54,6 +54,40 @@ fn a_path_elsewhere_or_of_another_kind_is_kept_out() {
 fn what_no_sandbox_may_see_is_kept_out_below_every_root() {
     for path in ["/", "/var", "/run", "/etc/ssl", "/proc/self", "/dev/shm", "/sys"] {
         judge(Path::new(path), Path::new("/")).expect_err(path);
+    }
+}
+
+/// R3: what an agent could read there would be secret, and what it could write there would be its record.
+#[test]
+fn what_is_the_gateways_own_is_kept_out_wherever_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    fs::create_dir_all(at("task/records")).unwrap();
+    fs::create_dir(at("keys")).unwrap();
+    fs::write(at("keys/key"), "sk").unwrap();
+    symlink(at("keys/key"), at("task/key")).unwrap();
+    let judge = |path: &str, ours: &str| {
+        let workspace = Workspace::Directory { path: at(path), access: Access::ReadOnly };
+        let spec = RunSpec { workspace, ..super::spec() };
+        check(&spec, &[root.path().to_owned()], &[at(ours)])
+    };
+    for (path, ours, is_kept_out) in [
+        ("task", "task", true),
+        ("task", "task/records/audit.jsonl", true),
+        ("task", "task/not/there/yet.jsonl", true),
+        ("task/records", "task", true),
+        // By either name, that of the link and that of the file.
+        ("task", "task/key", true),
+        ("keys", "task/key", true),
+        ("task", "keys/key", false),
+        ("task/records", "task/key", false),
+        ("task/records", "task/records.jsonl", false),
+    ] {
+        let judged = judge(path, ours);
+        assert_eq!(judged.is_err(), is_kept_out, "{path}, {ours}: {judged:?}");
+        if let Err(error) = judged {
+            assert!(error.to_string().contains("the gateway's own"), "{error}");
+        }
     }
 }
 
