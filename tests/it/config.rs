@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 
 use cogni_gateway::cli;
 use cogni_gateway::cli::proxy::configure;
@@ -29,7 +30,9 @@ fn every_setting_can_be_given_in_each_way() {
             } else {
                 by_file.with("LITELLM_MASTER_KEY", "sk-x")
             };
-            assert_eq!(by_file.read().unwrap(), variable, "{name}_FILE");
+            let by_file = by_file.read().unwrap();
+            assert_eq!(by_file.files, [PathBuf::from(path.path())], "kept from sandboxes");
+            assert_eq!(Config { files: vec![], ..by_file }, variable, "{name}_FILE");
             continue;
         }
         let flag =
@@ -39,7 +42,8 @@ fn every_setting_can_be_given_in_each_way() {
             let path = Place::holding(file);
             let file =
                 Given::default().with("RUN_ID", "r").flag("config", path.path()).read().unwrap();
-            assert_eq!(file, variable, "{name} in a file");
+            assert_eq!(file.files, [PathBuf::from(path.path())], "kept from sandboxes");
+            assert_eq!(Config { files: vec![], ..file }, variable, "{name} in a file");
         }
     }
 }
