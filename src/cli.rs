@@ -49,7 +49,7 @@ pub fn main() -> ExitCode {
 
 /// All commands with their flags.
 pub fn command() -> Command {
-    Command::new("cogni-gateway")
+    let command = Command::new("cogni-gateway")
         .version(env!("CARGO_PKG_VERSION"))
         .about("One way out for untrusted agents: an LLM gateway on a unix socket per run")
         .subcommand_required(true)
@@ -57,61 +57,57 @@ pub fn command() -> Command {
         .subcommand(proxy::command())
         .subcommand(shared::command())
         .subcommand(run::command())
-        .subcommand(agents::Args::augment_args(
-            Command::new("agents").about("List the agents of the catalog that can run here"),
+        .subcommand(one::<agents::Args>(
+            "agents",
+            "List the agents of the catalog that can run here",
         ))
         .subcommand(serve::command())
-        .subcommand(sweep::Args::augment_args(
-            Command::new("sweep").about("Show what crashed runs have left behind, or remove it"),
+        .subcommand(one::<sweep::Args>(
+            "sweep",
+            "Show what crashed runs have left behind, or remove it",
         ))
-        .subcommand(forget::Args::augment_args(
-            Command::new("forget")
-                .about("Show what agents keep from run to run, or make an end of it"),
+        .subcommand(one::<forget::Args>(
+            "forget",
+            "Show what agents keep from run to run, or make an end of it",
         ))
-        .subcommand(relay::Command::augment_subcommands(
-            Command::new("relay")
-                .about("Look after work on its way to a branch")
-                .subcommand_required(true)
-                .arg_required_else_help(true),
+        .subcommand(many::<relay::Command>("relay", "Look after work on its way to a branch"))
+        .subcommand(many::<billing::Command>(
+            "billing",
+            "Show what runs have cost, and whether LiteLLM agrees",
         ))
-        .subcommand(billing::Command::augment_subcommands(
-            Command::new("billing")
-                .about("Show what runs have cost, and whether LiteLLM agrees")
-                .subcommand_required(true)
-                .arg_required_else_help(true),
-        ))
-        .subcommand(doctor::Args::augment_args(
-            Command::new("doctor")
-                .about("Say what this machine can enforce, and how to get the rest"),
+        .subcommand(one::<doctor::Args>(
+            "doctor",
+            "Say what this machine can enforce, and how to get the rest",
         ))
         .subcommand(explain::command())
         .subcommand(check::command())
         .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
-        .subcommand(admin::Args::augment_args(
-            Command::new("admin").about("Look at the runs of a served process, and change them"),
+        .subcommand(one::<admin::Args>(
+            "admin",
+            "Look at the runs of a served process, and change them",
         ))
-        .subcommand(health::Args::augment_args(
-            Command::new("health").about("Ask a served socket whether it answers"),
-        ))
+        .subcommand(one::<health::Args>("health", "Ask a served socket whether it answers"))
         .subcommand(provider::Args::augment_args(Command::new("provider")))
-        .subcommand(audit::Command::augment_subcommands(
-            Command::new("audit")
-                .about("Prove or read an audit log")
-                .subcommand_required(true)
-                .arg_required_else_help(true),
-        ))
-        .subcommand(grant::Command::augment_subcommands(
-            Command::new("grant")
-                .about("Say who may ask the service for what")
-                .subcommand_required(true)
-                .arg_required_else_help(true),
-        ))
-        .subcommand(token::Command::augment_subcommands(
-            Command::new("token")
-                .about("Make run tokens, or look into them")
-                .subcommand_required(true)
-                .arg_required_else_help(true),
-        ))
+        .subcommand(many::<audit::Command>("audit", "Prove or read an audit log"))
+        .subcommand(many::<grant::Command>("grant", "Say who may ask the service for what"))
+        .subcommand(many::<token::Command>("token", "Make run tokens, or look into them"));
+    without_values(command)
+}
+
+/// A command with flags. What it is for is said last: clap would take what the flags' own type says of itself.
+fn one<A: Args>(name: &'static str, about: &'static str) -> Command {
+    A::augment_args(Command::new(name)).about(about).long_about(None)
+}
+
+/// A command that is several.
+fn many<S: Subcommand>(name: &'static str, about: &'static str) -> Command {
+    let command = S::augment_subcommands(Command::new(name)).about(about).long_about(None);
+    command.subcommand_required(true).arg_required_else_help(true)
+}
+
+/// The help names variables, and does not say what is in them here.
+fn without_values(command: Command) -> Command {
+    command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(without_values)
 }
 
 fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {

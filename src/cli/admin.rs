@@ -24,28 +24,53 @@ enum Command {
     /// List the open runs
     Runs,
     /// Show one run
-    Show { run: String },
+    Show {
+        #[arg(help = RUN)]
+        run: String,
+    },
     /// Let no call begin, until `resume`
-    Pause { run: String },
+    Pause {
+        #[arg(help = RUN)]
+        run: String,
+    },
     /// Let calls begin again
-    Resume { run: String },
+    Resume {
+        #[arg(help = RUN)]
+        run: String,
+    },
     /// Let no call begin any more; those that are open go on
-    Drain { run: String },
+    Drain {
+        #[arg(help = RUN)]
+        run: String,
+    },
     /// End the calls that are open
-    Cut { run: String },
+    Cut {
+        #[arg(help = RUN)]
+        run: String,
+    },
     /// Close a run: open calls may end, then its records are closed
-    Close { run: String },
+    Close {
+        #[arg(help = RUN)]
+        run: String,
+    },
     /// Open a run, described in JSON as in `[[shared.runs]]`
-    Open { description: String },
+    Open {
+        /// Such as `{"run_id":"run-7","account":"acct-1"}`
+        description: String,
+    },
     /// Change limits, such as `max_turns=50`; an empty value lifts one
     Budget {
+        #[arg(help = RUN)]
         run: String,
+        /// A limit of `[budget]`, such as `max_turns=50`
         #[arg(required = true, value_name = "LIMIT=VALUE")]
         limits: Vec<String>,
     },
     /// Change the models a run may use
     Models {
+        #[arg(help = RUN)]
         run: String,
+        /// All that it may use from now on
         #[arg(required = true, value_delimiter = ',', value_name = "NAME,…")]
         models: Vec<String>,
     },
@@ -134,3 +159,5 @@ fn ask(
     let status = status.ok_or_else(|| anyhow!("`{shown}` does not speak HTTP"))?;
     Ok((status, body.to_owned()))
 }
+
+const RUN: &str = "The run's id, as `runs` lists it";

@@ -40,6 +40,7 @@ pub enum Command {
         #[command(flatten)]
         books: Where,
 
+        /// The run
         #[arg(long, value_name = "ID")]
         run: String,
 
@@ -80,6 +81,7 @@ pub enum Command {
         #[command(flatten)]
         books: Where,
 
+        /// The audit logs of runs that have ended
         #[arg(required = true, value_name = "AUDIT_LOG")]
         logs: Vec<PathBuf>,
     },
@@ -88,6 +90,7 @@ pub enum Command {
         #[command(flatten)]
         books: Where,
 
+        /// A JSON array of what it has sent, or one on each line [default: standard input]
         file: Option<PathBuf>,
     },
 }
@@ -104,7 +107,7 @@ pub struct Where {
         value_name = "DURATION",
         env = "BILLING_RECEIPT_BOUND",
         default_value = "15m",
-        value_parser = humantime::parse_duration
+        value_parser = crate::cli::flags::time
     )]
     receipt_bound: Duration,
 }
@@ -112,6 +115,7 @@ pub struct Where {
 /// Where LiteLLM is, and what lets us in.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Server {
+    /// LiteLLM
     #[arg(
         long,
         value_name = "HOST:PORT|URL",

@@ -145,8 +145,8 @@ fn spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<Amount> 
 }
 
 const EXAMPLE: &str = "\
-It takes the flags and variables of `cogni-gateway proxy`, too; the run's identity and the upstream's
-key may be left out.
+It takes the flags and variables of `cogni-gateway proxy`, too; the run's identity and the
+upstream's key may be left out.
 
 Example:
   echo '{\"model\":\"gpt-5\",\"user\":\"me\",\"messages\":[]}' |

@@ -1,6 +1,7 @@
 //! Flags made from the table of settings, and the configuration made from them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Arg, ArgMatches};
 
@@ -67,6 +68,14 @@ pub fn given(
         given.extend(found.map(|value| (setting.name, value)));
     }
     Ok(given)
+}
+
+/// A time, as people write it.
+///
+/// # Errors
+/// It is none.
+pub fn time(given: &str) -> Result<Duration, &'static str> {
+    humantime::parse_duration(given).map_err(|_| "give a time, such as 30s, 5m or 1h 30m")
 }
 
 /// The file with further settings, if one was given.

@@ -26,7 +26,7 @@ pub struct Args {
     agent: Option<String>,
 
     /// Only what nobody has used for so long
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = crate::cli::flags::time)]
     older_than: Option<Duration>,
 
     /// Remove it; without this it is only shown

@@ -49,6 +49,7 @@ pub enum Command {
         #[command(flatten)]
         place: Place,
 
+        /// The grant, as `grant list` names it
         id: String,
     },
     /// Make a grant worthless; a running service knows within half a second
@@ -56,6 +57,7 @@ pub enum Command {
         #[command(flatten)]
         place: Place,
 
+        /// The grant, as `grant list` names it
         id: String,
     },
 }
@@ -91,19 +93,19 @@ pub struct Mint {
     repositories: Vec<Pattern>,
 
     /// When it ends by itself, such as 90d [default: never]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
     ttl: Option<Duration>,
 
     /// Runs that it may have at the same time
     #[arg(long, value_name = "COUNT")]
     max_runs: Option<u32>,
 
-    #[command(flatten)]
-    budget: Budget,
-
     /// The grant and its token as JSON, in place of the token alone
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    budget: Budget,
 }
 
 /// What one run may spend at most.
@@ -123,7 +125,7 @@ struct Budget {
     max_cost_usd: Option<Nanodollars>,
 
     /// How long it may last
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
     deadline: Option<Duration>,
 }
 

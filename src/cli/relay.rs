@@ -58,6 +58,7 @@ pub enum Command {
         #[command(flatten)]
         state: StateDir,
 
+        /// The relay, as `relay status` names it
         id: String,
     },
     /// Remove what is delivered, workspaces that were kept, and mirrors that nobody uses; held work stays
@@ -66,7 +67,7 @@ pub enum Command {
         state: StateDir,
 
         /// What is younger stays
-        #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = crate::cli::flags::time)]
         older_than: Duration,
     },
     /// Bring work that is not at its branch into the repository in the current directory, as a branch of its own
@@ -74,6 +75,7 @@ pub enum Command {
         #[command(flatten)]
         state: StateDir,
 
+        /// The relay, as `relay status` names it
         id: String,
 
         /// Only show the line that does it

@@ -36,12 +36,13 @@ use repository::Asked;
 /// The command and its flags: its own, and one for each setting of the gateway.
 pub fn command() -> Command {
     <Args as clap::Args>::augment_args(
-        Command::new("run")
-            .about("Run one program or agent in a sandbox, with the gateway as its only way out")
-            .override_usage(USAGE)
-            .after_help(EXAMPLE)
-            .args(flags::of(settings())),
+        Command::new("run").override_usage(USAGE).after_help(EXAMPLE).args(flags::of(settings())),
     )
+    .about("Run one program or agent in a sandbox, with the gateway as its only way out")
+    .mut_arg("RUN_ID", |arg| arg.help("The run's id [default: a new one] [env: RUN_ID]"))
+    .mut_arg("ACCESS_LOG_PATH", |arg| {
+        arg.help("The access log, a file [default: off] [env: ACCESS_LOG_PATH]")
+    })
 }
 
 #[derive(Debug, clap::Args)]
@@ -98,7 +99,7 @@ struct Args {
     env: Vec<(String, String)>,
 
     /// When the sandbox is ended [default: 10m]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
     max_runtime: Option<Duration>,
 
     /// Memory, files in memory included [default: 512m]
@@ -122,7 +123,7 @@ struct Args {
     max_workspace: Option<Size>,
 
     /// Between SIGTERM and SIGKILL [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
     grace: Option<Duration>,
 
     /// The sandbox's first process, or `none` [default: cogni-init beside this program]

@@ -18,7 +18,7 @@ pub enum Command {
         #[arg(long, value_name = "ID")]
         run_id: String,
         /// How long it is valid, such as `1h` or `30m`.
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
         ttl: Duration,
         /// The key that signs it [default: the first of the file].
         #[arg(long, value_name = "ID")]

@@ -18,7 +18,7 @@ use crate::relay::judge;
 /// Where the relay keeps what outlives a run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StateDir {
-    /// Mirrors, and work that is not delivered yet [default: /var/lib/cogni, or a user's own state directory]
+    /// What outlives a run: grants, records, books, mirrors, work that is not delivered yet [default: /var/lib/cogni, or a user's own state directory]
     #[arg(long, value_name = "DIR", env = "COGNI_STATE_DIR")]
     state_dir: Option<PathBuf>,
 }

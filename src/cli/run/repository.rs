@@ -48,7 +48,7 @@ pub(super) struct Args {
         value_name = "DURATION",
         requires = "repo",
         default_value = "0s",
-        value_parser = humantime::parse_duration
+        value_parser = crate::cli::flags::time
     )]
     branch_wait: Duration,
 

@@ -1,0 +1,77 @@
+//! R8: whoever asks a command what it is for is told that, and not how it is built.
+
+use clap::Command;
+use cogni_gateway::cli;
+
+use super::cogni;
+
+/// Every command, and what it says of itself first.
+#[test]
+fn each_command_says_what_it_is_for() {
+    let mut told = String::new();
+    tell("", &cli::command(), &mut told);
+    insta::assert_snapshot!(told);
+}
+
+/// The help that people read most, as they read it.
+#[test]
+fn the_help_reads_as_written() {
+    let commands = [
+        &["--help"][..],
+        &["run", "--help"],
+        &["serve", "--help"],
+        &["agents", "--help"],
+        &["relay", "retry", "--help"],
+        &["billing", "reconcile", "--help"],
+        &["grant", "mint", "--help"],
+        &["admin", "budget", "--help"],
+    ];
+    let mut told = String::new();
+    for arguments in commands {
+        let (code, help, said) = cogni(arguments, &[("COGNI_STATE_DIR", "/not/to/be/shown")]);
+        assert_eq!((code, said.as_str()), (0, ""), "{arguments:?}");
+        told += &format!("$ cogni-gateway {}\n{help}\n", arguments.join(" "));
+    }
+    assert!(!told.contains("/not/to/be/shown"), "what is in a variable is nobody's business");
+    insta::assert_snapshot!(told);
+}
+
+/// `-h` and `--help` begin with the same sentence, and no flag or argument goes without its own.
+#[test]
+fn everything_has_its_help() {
+    let mut command = cli::command();
+    command.build();
+    let mut wrong = vec![];
+    check(&command, "cogni-gateway", &mut wrong);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+fn tell(above: &str, command: &Command, told: &mut String) {
+    for command in command.get_subcommands() {
+        let name = format!("{above}{}", command.get_name());
+        let about = command.get_about().unwrap_or_default().to_string();
+        *told += &format!("{name:18} {about}\n");
+        tell(&format!("{name} "), command, told);
+    }
+}
+
+fn check(command: &Command, name: &str, wrong: &mut Vec<String>) {
+    let about = command.get_about().unwrap_or_default().to_string();
+    if about.is_empty() || about.ends_with('.') {
+        wrong.push(format!("{name}: `{about}`"));
+    }
+    if let Some(long) =
+        command.get_long_about().filter(|long| !long.to_string().starts_with(&about))
+    {
+        wrong.push(format!("{name}: `{about}`, but `{long}`"));
+    }
+    for argument in command.get_arguments() {
+        let help = argument.get_help().unwrap_or_default().to_string();
+        if help.is_empty() {
+            wrong.push(format!("{name}: `{}` has no help", argument.get_id()));
+        }
+    }
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        check(below, &format!("{name} {}", below.get_name()), wrong);
+    }
+}
