@@ -1,6 +1,6 @@
 //! `cogni-gateway health`: asks a served socket whether it answers, for container health checks.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,8 +16,18 @@ pub struct Args {
     socket_path: PathBuf,
 }
 
-/// Succeeds if `GET /health` is answered with 200.
+/// Exit status 0 where `GET /health` is answered with 200, else 1: containers' health checks know no other.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    match ask(args) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn ask(args: &Args) -> anyhow::Result<()> {
     let path = args.socket_path.display();
     let mut socket = UnixStream::connect(&args.socket_path)
         .with_context(|| format!("nothing answers on `{path}`"))?;
@@ -29,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .read_to_string(&mut answer)
         .with_context(|| format!("`{path}` does not answer"))?;
     match answer.lines().next() {
-        Some(status) if status.starts_with("HTTP/1.1 200 ") => Ok(ExitCode::SUCCESS),
+        Some(status) if status.starts_with("HTTP/1.1 200 ") => Ok(()),
         other => bail!("`{path}` answers `{}`", other.unwrap_or_default()),
     }
 }
