@@ -13,6 +13,7 @@ pub mod forget;
 pub mod grant;
 pub mod health;
 mod log;
+mod out;
 pub mod provider;
 pub mod proxy;
 pub mod relay;
@@ -28,6 +29,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use log::Log;
+use out::Out;
 
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
@@ -42,9 +44,32 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let done = dispatch(&matches, &mut io::stdout().lock());
-    log.finish(done.as_ref().err().map(|error| format!("error: {error:#}")));
-    done.unwrap_or(ExitCode::from(WRONG_USE))
+    let mut out = Out::stdout();
+    let done = dispatch(&matches, &mut out);
+    let (last, code) = match (out.finish(), done) {
+        (Ok(()), Ok(code)) => (None, code),
+        (Ok(()), Err(error)) => (Some(told(&error)), ExitCode::from(WRONG_USE)),
+        // Whoever has read enough need not be told; whoever has nothing of it has no success.
+        (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => (None, ExitCode::FAILURE),
+        (Err(error), _) => {
+            (Some(format!("standard output takes nothing: {error}")), ExitCode::FAILURE)
+        }
+    };
+    log.finish(last.map(|last| format!("error: {last}")));
+    code
+}
+
+/// An error and its causes. Some say their cause themselves; that is not said twice.
+fn told(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
+        if told.is_empty() {
+            cause
+        } else if told.ends_with(&cause) {
+            told
+        } else {
+            format!("{told}: {cause}")
+        }
+    })
 }
 
 /// All commands with their flags.

@@ -70,7 +70,9 @@ fn show(file: &Path, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             Ok(Some(entry)) => write_row(&entry, &mut date, out)?,
             Ok(None) => return Ok(ExitCode::SUCCESS),
             Err(read::Error::Broken(broken)) => return write_broken(&broken, out),
-            Err(read::Error::Io(error)) => return Err(error.into()),
+            Err(read::Error::Io(error)) => {
+                return Err(error).with_context(|| format!("audit log `{}`", file.display()));
+            }
         }
     }
 }

@@ -502,7 +502,8 @@ cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]
 
 const EXAMPLE: &str = "\
 What the program prints is shown on standard error as it comes; standard output has the result, one
-JSON object, and nothing else. Exit status: 0 the run was ok, 1 it was not, 2 wrong use.
+JSON object, and nothing else. Exit status: 0 the run was ok, 1 it was not, or its result could not
+be written, 2 wrong use.
 
 The gateway's settings are those of `cogni-gateway proxy`, with the same flags and variables.
 

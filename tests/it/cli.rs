@@ -3,6 +3,7 @@
 mod admin;
 mod help;
 mod log;
+mod output;
 mod relay;
 
 use std::fs;

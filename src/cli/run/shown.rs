@@ -161,7 +161,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Shown<W> {
 }
 
 /// As it may be written to a terminal: what would be a command to it is seen, and not obeyed.
-pub(super) fn harmless(text: &str) -> String {
+pub fn harmless(text: &str) -> String {
     let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
     text.replace("\r\n", "\n").replace(is_command, "\u{fffd}")
 }

@@ -1,0 +1,51 @@
+//! R8: what a command says when its words do not arrive, and how its errors read.
+
+use std::fs::File;
+use std::io;
+use std::process::{Command, Stdio};
+
+use super::{BINARY, cogni};
+
+/// As `cogni-gateway … | head -0` has it.
+#[test]
+fn a_reader_that_has_gone_is_no_error_to_be_told() {
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(agents(writer), (1, String::new()));
+}
+
+#[test]
+fn a_full_disk_is_told_and_is_not_wrong_use() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (code, said) = agents(full);
+    assert_eq!(code, 1);
+    insta::assert_snapshot!(said, @"error: standard output takes nothing: No space left on device (os error 28)");
+}
+
+/// What is wrong is said once, with what would be right.
+#[test]
+fn errors_are_short_and_say_what_to_do() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("file");
+    File::create(&file).unwrap();
+    let wrong = |arguments: &[&str]| {
+        let (code, out, said) = cogni(arguments, &[]);
+        assert_eq!(out, "", "{arguments:?}");
+        let said = said.replace(place.path().to_str().unwrap(), "[dir]");
+        format!("{code}: {said}")
+    };
+    let state = file.to_str().unwrap();
+    insta::assert_snapshot!(wrong(&["grant", "list", "--state-dir", state]), @"2: error: cannot use `[dir]/file/state.db`: File exists (os error 17)");
+    insta::assert_snapshot!(wrong(&["audit", "show", "/"]), @"2: error: audit log `/`: Is a directory (os error 21)");
+    insta::assert_snapshot!(wrong(&["run", "--max-runtime", "soon", "--", "true"]), @"
+    2: error: invalid value 'soon' for '--max-runtime <TIME>': give a time, such as 30s, 5m or 1h 30m
+
+    For more information, try '--help'.
+    ");
+}
+
+fn agents(out: impl Into<Stdio>) -> (i32, String) {
+    let mut command = Command::new(BINARY);
+    let done = command.args(["agents", "--all"]).env_clear().stdout(out).output().unwrap();
+    (done.status.code().unwrap(), String::from_utf8(done.stderr).unwrap())
+}
