@@ -1,5 +1,7 @@
 //! R8: whoever asks a command what it is for is told that, and not how it is built.
 
+use std::fmt::Write;
+
 use clap::Command;
 use cogni_gateway::cli;
 
@@ -30,7 +32,7 @@ fn the_help_reads_as_written() {
     for arguments in commands {
         let (code, help, said) = cogni(arguments, &[("COGNI_STATE_DIR", "/not/to/be/shown")]);
         assert_eq!((code, said.as_str()), (0, ""), "{arguments:?}");
-        told += &format!("$ cogni-gateway {}\n{help}\n", arguments.join(" "));
+        writeln!(told, "$ cogni-gateway {}\n{help}", arguments.join(" ")).unwrap();
     }
     assert!(!told.contains("/not/to/be/shown"), "what is in a variable is nobody's business");
     insta::assert_snapshot!(told);
@@ -50,7 +52,7 @@ fn tell(above: &str, command: &Command, told: &mut String) {
     for command in command.get_subcommands() {
         let name = format!("{above}{}", command.get_name());
         let about = command.get_about().unwrap_or_default().to_string();
-        *told += &format!("{name:18} {about}\n");
+        writeln!(told, "{name:18} {about}").unwrap();
         tell(&format!("{name} "), command, told);
     }
 }
