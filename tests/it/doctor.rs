@@ -212,7 +212,7 @@ fn this_machine_is_looked_at() {
     let names =
         report["findings"].as_array().unwrap().iter().map(|finding| finding["name"].as_str());
     let names: Vec<_> = names.map(Option::unwrap).filter(|name| *name != "podman").collect();
-    insta::assert_snapshot!(names.join(", "), @"kernel, cgroups, user namespaces, seccomp, landlock, driver embedded, driver docker, cogni-init, git, space");
+    insta::assert_snapshot!(names.join(", "), @"kernel, cgroups, user namespaces, seccomp, landlock, inotify, driver embedded, driver docker, cogni-init, git, space");
     let (again, text) = doctor(&nowhere);
     assert_eq!(again, status);
     let (first, kernel) = (text.lines().next().unwrap(), &report["findings"][0]["found"]);
