@@ -113,6 +113,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         init: None,
     };
     let place = Place {
+        max_files: u64::MAX,
         root,
         programs,
         cgroup: Some(PathBuf::from("/cogni-bench-runc")),

@@ -280,8 +280,9 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
 /// All the time that an engine has to tell, and to remove, what is left.
 const ENGINE: Duration = Duration::from_mins(2);
 
-/// After its deadline, a container of an owner that cannot be seen from here is nobody's any more.
-const LONG_OVER: Duration = Duration::from_hours(24);
+/// After its deadline and all grace there may be, a container of an owner that cannot be seen from here is nobody's any
+/// more.
+const LONG_OVER: Duration = Duration::from_hours(48);
 
 /// For a removal that has begun; the next sweep does the rest.
 const AFTER_STOP: Duration = Duration::from_secs(5);

@@ -22,6 +22,7 @@ use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use tokio::io::{
     AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, copy, sink,
 };
@@ -150,7 +151,8 @@ fn task(order: &Order, name: &str) -> Result<Task, Error> {
     let is_rootless = !rustix::process::geteuid().is_root();
     let root = order.directory.join("root");
     let programs = root::prepare(&order.spec.root, &root)?;
-    let place = oci::Place { root, programs, cgroup: cgroup.clone(), is_rootless };
+    let max_files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let place = oci::Place { root, programs, max_files, cgroup: cgroup.clone(), is_rootless };
     Ok(Task {
         name: name_of(&order.spec.run),
         config: oci::config(&order.spec, &place),

@@ -144,6 +144,9 @@ impl RunSpec {
                 "give a program and its arguments after `--`",
             );
         }
+        if matches!(&self.root, Root::Image(image) if image.is_empty()) {
+            return wrong("the image", String::new(), "give its name or id");
+        }
         if let Some(text) = self.texts().find(|text| text.contains('\0')) {
             return wrong(
                 "an argument or variable",
@@ -163,9 +166,9 @@ impl RunSpec {
         if let Some(target) = targets.find(|target| !is_target(target)) {
             return wrong("a target", target.display().to_string(), TARGET_RULE);
         }
-        if self.grace > LONGEST {
+        if self.grace > LONGEST_GRACE {
             let days = format!("{} days", self.grace.as_secs() / 86_400);
-            return wrong("grace", days, "give at most a year");
+            return wrong("grace", days, "give at most a day");
         }
         self.limits.check()
     }
@@ -223,6 +226,9 @@ impl Default for Limits {
 
 /// Above it nobody means it, and arithmetic with clocks stays far from its ends.
 const LONGEST: Duration = Duration::from_hours(365 * 24);
+
+/// With a year it is still less than `cogni-init` waits for.
+const LONGEST_GRACE: Duration = Duration::from_hours(24);
 
 fn is_volume(name: &str) -> bool {
     let rest = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);

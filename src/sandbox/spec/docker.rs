@@ -13,7 +13,7 @@ use bollard::models::{
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::inside::{HOSTNAME, Memory, OOM_SCORE_ADJ, ULIMITS};
+use super::inside::{HOSTNAME, MASKED, Memory, OOM_SCORE_ADJ, READ_ONLY, ULIMITS};
 use super::{Access, GID, Mount, RunSpec, SECCOMP, Stamp, UID, WORKSPACE};
 use crate::base::hex;
 
@@ -52,6 +52,8 @@ fn host_config(spec: &RunSpec) -> HostConfig {
         security_opt: Some(vec!["no-new-privileges".to_owned(), format!("seccomp={SECCOMP}")]),
         privileged: Some(false),
         readonly_rootfs: Some(true),
+        masked_paths: Some(texts(MASKED)),
+        readonly_paths: Some(texts(READ_ONLY)),
         tmpfs: Some(tmpfs(spec)),
         mounts: Some(mounts(spec)),
         pids_limit: Some(limits.pids.into()),
@@ -112,6 +114,10 @@ fn mount(target: &Path, access: Access) -> BodyMount {
         read_only: Some(access == Access::ReadOnly),
         ..BodyMount::default()
     }
+}
+
+fn texts(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
 }
 
 fn ulimit((name, limit): (&str, u64)) -> ResourcesUlimits {

@@ -142,8 +142,28 @@ pub(super) const ULIMITS: [(&str, u64); 3] = [("nofile", 4096), ("core", 0), ("f
 /// Where the whole machine is short of memory, a sandbox goes before its host.
 pub(super) const OOM_SCORE_ADJ: i32 = 500;
 
+/// What Docker hides, by now; an older engine knows fewer by itself.
+pub(super) const MASKED: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+];
+
+/// What Docker lets nobody write to.
+pub(super) const READ_ONLY: &[&str] =
+    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
 /// In memory, all of them.
-const WRITABLE: &[&str] = &["/dev/mqueue", "/dev/shm", "/run", "/tmp"];
+const WRITABLE: &[&str] = &["/dev/shm", "/run", "/tmp"];
 
 /// After the runner's own deadline and all the time that it gives for an end.
 const WATCHDOG_DELAY: Duration = Duration::from_secs(30);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use libcontainer::oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 
-use super::inside::{HOSTNAME, Memory, OOM_SCORE_ADJ, ULIMITS};
+use super::inside::{HOSTNAME, MASKED, Memory, OOM_SCORE_ADJ, READ_ONLY, ULIMITS};
 use super::{Access, GID, Mount, RunSpec, UID, WORKSPACE};
 
 /// Where on this machine a sandbox is put together.
@@ -16,6 +16,8 @@ pub struct Place {
     pub root: PathBuf,
     /// The programs, shown in the root.
     pub programs: Vec<Mount>,
+    /// How many files this process may let others open.
+    pub max_files: u64,
     /// The group of processes that its limits are for; without one there are no limits but those of a process.
     pub cgroup: Option<PathBuf>,
     /// Whether its user is the one who makes it, who is not root. To the runtime that one is root, and nobody else is
@@ -48,9 +50,7 @@ pub fn config(spec: &RunSpec, place: &Place) -> Spec {
             },
             "noNewPrivileges": true,
             "oomScoreAdj": OOM_SCORE_ADJ,
-            "rlimits": ULIMITS.map(|(name, limit)| json!({
-                "type": format!("RLIMIT_{}", name.to_uppercase()), "soft": limit, "hard": limit,
-            })),
+            "rlimits": ULIMITS.map(|limit| rlimit(limit, place)),
         },
         "mounts": mounts(spec, place),
         "linux": {
@@ -73,6 +73,12 @@ pub fn config(spec: &RunSpec, place: &Place) -> Spec {
         linux.set_resources(Some(resources.expect("what is written here are limits")));
     }
     config
+}
+
+/// No more than whoever makes the sandbox has: only some may raise that.
+fn rlimit((name, limit): (&str, u64), place: &Place) -> Value {
+    let limit = if name == "nofile" { limit.min(place.max_files) } else { limit };
+    json!({ "type": format!("RLIMIT_{}", name.to_uppercase()), "soft": limit, "hard": limit })
 }
 
 fn resources(spec: &RunSpec) -> Value {
@@ -143,28 +149,8 @@ const OWN: &[&str] =
 const KERNEL: &[(&str, &str, &str)] = &[
     ("/proc", "proc", "nosuid,noexec,nodev"),
     ("/dev", "tmpfs", "nosuid,noexec,strictatime,mode=755,size=64k"),
-    ("/dev/pts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620"),
+    ("/dev/pts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,max=64"),
     ("/dev/shm", "tmpfs", "nosuid,noexec,nodev,mode=1777,size=64m"),
     ("/dev/mqueue", "mqueue", "nosuid,noexec,nodev"),
     ("/sys", "sysfs", "nosuid,noexec,nodev,ro"),
 ];
-
-/// What Docker hides, by now.
-const MASKED: &[&str] = &[
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/sys/devices/virtual/powercap",
-    "/sys/firmware",
-];
-
-/// What Docker lets nobody write to.
-const READ_ONLY: &[&str] =
-    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];

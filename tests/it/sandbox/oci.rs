@@ -44,6 +44,14 @@ fn a_container_without_a_group_has_all_but_its_limits() {
     assert_eq!(with, without);
 }
 
+/// R2: whoever makes it can give no more than it has.
+#[test]
+fn a_container_of_ours_has_no_more_open_files_than_its_maker() {
+    let few = made_at(&spec(), &Place { max_files: 1024, ..place() });
+    let limit = json!({ "type": "RLIMIT_NOFILE", "soft": 1024, "hard": 1024 });
+    assert_eq!(few["process"]["rlimits"][0], limit);
+}
+
 /// R2: another user than root is root to the runtime, as there is nobody else; the rest is the same.
 #[test]
 fn a_container_of_another_user_has_that_user_only() {
@@ -79,6 +87,8 @@ fn docker_facts(body: &Value) -> BTreeMap<&'static str, Value> {
         ("group of processes of its own", json!(host["CgroupnsMode"] == "private")),
         ("host name", body["Hostname"].clone()),
         ("ipc of its own", json!(host["IpcMode"] == "private")),
+        ("hidden", host["MaskedPaths"].clone()),
+        ("hidden from writing", host["ReadonlyPaths"].clone()),
         ("limits of a process", limits.collect()),
         ("memory", host["Memory"].clone()),
         ("memory and swap", host["MemorySwap"].clone()),
@@ -146,6 +156,8 @@ fn oci_facts(config: &Value) -> BTreeMap<&'static str, Value> {
         ("group of processes of its own", own("cgroup")),
         ("host name", config["hostname"].clone()),
         ("ipc of its own", own("ipc")),
+        ("hidden", linux["maskedPaths"].clone()),
+        ("hidden from writing", linux["readonlyPaths"].clone()),
         ("limits of a process", limits.collect()),
         ("memory", linux["resources"]["memory"]["limit"].clone()),
         ("memory and swap", linux["resources"]["memory"]["swap"].clone()),
@@ -182,6 +194,7 @@ fn place() -> Place {
     Place {
         root: "/run/cogni/run-1/root".into(),
         programs: vec![programs],
+        max_files: 1 << 20,
         cgroup: Some("/cogni-0123".into()),
         is_rootless: false,
     }
