@@ -192,8 +192,9 @@ impl Limits {
         if self.max_memory < MIN_MEMORY {
             return wrong("max_memory", self.max_memory.to_string(), "give at least 6m");
         }
-        if self.pids == 0 {
-            return wrong("pids", self.pids.to_string(), "give at least 1");
+        // One is the process that makes the first.
+        if self.pids < 2 {
+            return wrong("pids", self.pids.to_string(), "give at least 2");
         }
         if !(0.01..=1024.0).contains(&self.cpus) {
             return wrong("cpus", self.cpus.to_string(), "give a number from 0.01 to 1024");

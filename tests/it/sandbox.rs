@@ -106,7 +106,7 @@ fn a_spec_that_makes_no_sense_is_refused_with_what_would() {
         RunSpec { mounts: vec![mount("/opt/../proc")], ..spec() },
         RunSpec { mounts: vec![mount("opt")], ..spec() },
         limits(|limits| limits.max_memory = 1),
-        limits(|limits| limits.pids = 0),
+        limits(|limits| limits.pids = 1),
         limits(|limits| limits.cpus = f64::NAN),
         limits(|limits| limits.max_runtime = Duration::ZERO),
         RunSpec { grace: Duration::MAX, ..spec() },
