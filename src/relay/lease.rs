@@ -5,7 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{Branch, BranchKey, Error};
 
@@ -93,10 +93,14 @@ impl Drop for Held {
     }
 }
 
+/// The file may have been lost, or emptied, by a power cut or by somebody; rows are older than that, so what it says is
+/// never less than the time.
 fn count_up(file: &mut File) -> std::io::Result<u64> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
-    let fence = text.trim().parse().unwrap_or(0) + 1;
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = u64::try_from(since.as_millis()).unwrap_or_default();
+    let fence = text.trim().parse().unwrap_or(0_u64).saturating_add(1).max(now);
     file.rewind()?;
     // Longer than the number before it, or as long: no digit of that one is left.
     file.write_all(format!("{fence}\n").as_bytes())?;

@@ -95,5 +95,5 @@ async fn a_second_run_may_wait_for_the_first() {
     assert!(futures_util::poll!(&mut waiting).is_pending());
     let fence = first.fence();
     drop(first);
-    assert_eq!(waiting.await.unwrap().fence(), fence + 1);
+    assert!(waiting.await.unwrap().fence() > fence);
 }
