@@ -3,6 +3,7 @@
 //! **Invariant:** what other machines have noted stays: the ref moves forwards only, from where it was found.
 
 use super::git::{self, Call, Input};
+use super::push::{Answer, unreached, whole};
 use super::{Branch, Error, Mirror, Sha};
 use crate::base::secret::Secret;
 
@@ -18,6 +19,9 @@ pub struct Note<'a> {
 
 impl Mirror {
     /// Puts a note beside a commit of the remote's, where it is not yet.
+    ///
+    /// # Errors
+    /// [`Error::Declined`] where the remote takes none; otherwise as of a [push](super::Cleared::push).
     pub fn note(&self, note: Note<'_>, token: Option<&Secret>) -> Result<(), Error> {
         let own = format!("refs/notes/relay/{}", note.branch.key());
         // One at a time on this machine; others are told by the remote.
@@ -28,7 +32,7 @@ impl Mirror {
                 return Ok(());
             }
         }
-        Err(Error::Declined { why: "others keep writing notes".to_owned() })
+        Err(Error::Unreachable { why: "others keep writing notes".to_owned() })
     }
 }
 
@@ -43,7 +47,7 @@ struct Desk<'a> {
 
 impl Desk<'_> {
     /// Adds the note to those of the remote. Whether it is there now; otherwise somebody else was faster.
-    fn put(&self, head: Sha, note: &str) -> Result<bool, git::Error> {
+    fn put(&self, head: Sha, note: &str) -> Result<bool, Error> {
         let before = self.fetch()?;
         if before.is_some() && self.read(head)?.as_deref() == Some(note) {
             return Ok(true);
@@ -59,15 +63,18 @@ impl Desk<'_> {
         match ended {
             Ok(()) => Ok(true),
             Err(_) if OVERTAKEN.iter().any(|words| said.contains(words)) => Ok(false),
-            Err(error) => Err(error),
+            Err(error) => Err(match Answer::read(&said, NOTES) {
+                Some(Answer::Rejected(why)) => Error::Declined { why: whole(why, &Err(error)) },
+                _ => unreached(error),
+            }),
         }
     }
 
     /// Brings the remote's notes to our place; `None` where it has none.
-    fn fetch(&self) -> Result<Option<Sha>, git::Error> {
+    fn fetch(&self) -> Result<Option<Sha>, Error> {
         let url = self.mirror.url();
         let list = self.mirror.call("ls-remote").word("--").word(&url).word(NOTES);
-        let listed = self.mirror.admit(list, self.token).text()?;
+        let listed = self.mirror.admit(list, self.token).text().map_err(unreached)?;
         let tip = listed.split('\t').next().and_then(|name| Sha::parse(name.as_bytes()));
         if tip.is_none() {
             self.mirror.call("update-ref").words(["-d", self.own]).done()?;
@@ -76,7 +83,7 @@ impl Desk<'_> {
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
         let call =
             self.mirror.call("fetch").words(words).word(url).word(format!("+{NOTES}:{}", self.own));
-        self.mirror.admit(call, self.token).done()?;
+        self.mirror.admit(call, self.token).done().map_err(unreached)?;
         // What is pushed builds on what was fetched, which may be newer than what was listed.
         let tip = self.mirror.call("rev-parse").words(["--verify", self.own]).text()?;
         Ok(Sha::parse(tip.trim_end().as_bytes()))

@@ -65,7 +65,7 @@ impl Cleared {
 
 /// What the remote did with the one ref.
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+pub(super) enum Answer {
     Done,
     AlreadyThere,
     Stale,
@@ -76,7 +76,7 @@ enum Answer {
 
 impl Answer {
     /// Finds the ref's line: a flag, the refs and a summary, with tabs between them.
-    fn read(said: &str, target: &str) -> Option<Self> {
+    pub(super) fn read(said: &str, target: &str) -> Option<Self> {
         said.lines().find_map(|line| {
             let mut fields = line.split('\t');
             let (flag, refs, summary) = (fields.next()?, fields.next()?, fields.next()?);
@@ -114,7 +114,7 @@ fn settled(
 }
 
 /// The reasons of servers are on standard error.
-fn whole(summary: String, ended: &Result<(), git::Error>) -> String {
+pub(super) fn whole(summary: String, ended: &Result<(), git::Error>) -> String {
     let said = ended.as_ref().err().and_then(git::Error::said).unwrap_or_default();
     let told = said.lines().filter_map(|line| line.strip_prefix("remote: ")).map(str::trim);
     let told: Vec<_> = told.filter(|line| !line.is_empty()).take(MAX_LINES).collect();
