@@ -29,6 +29,10 @@ pub struct Commands {
     pub facts: Command,
     /// Where the agent has its work checked out; see [`Announced::with_head`].
     pub head: Command,
+    /// A commit that is on no branch but others, if there is one. Those are not relayed.
+    pub elsewhere: Command,
+    /// What is committed nowhere, and not ignored.
+    pub uncommitted: Command,
     /// For people, and to be compared with the commits.
     pub patches: Command,
     /// The commits.
@@ -90,9 +94,19 @@ impl Commands {
         let facts = ["rev-list", "--no-commit-header", "--format=tformat:%H %T %P", &count];
         let facts_bytes = (u64::from(limits.commits) + 1) * FACT_BYTES;
         let head = ["rev-parse", "--verify", "--end-of-options"];
+        let mut uncommitted = git(STATUS, &mut [].into_iter(), limits.patches_bytes);
+        // Of the others none looks at files.
+        uncommitted.argv.insert(1, format!("--work-tree={workspace}"));
         Self {
             facts: git(&facts, &mut range(), facts_bytes),
             head: git(&head, &mut ["HEAD^{commit}".to_owned()].into_iter(), FACT_BYTES),
+            elsewhere: git(
+                &["rev-list", "--max-count=1", "--all", "--not"],
+                &mut [state.branch.to_ref(), state.start.to_string(), state.base_tip.to_string()]
+                    .into_iter(),
+                FACT_BYTES,
+            ),
+            uncommitted,
             patches: git(FORMAT_PATCH, &mut range(), limits.patches_bytes),
             bundle: git(&["bundle", "create", "--quiet", "-"], &mut range(), limits.bundle_bytes),
         }
@@ -180,6 +194,15 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("GIT_PAGER", "cat"),
     ("LC_ALL", "C"),
     ("TZ", "UTC"),
+];
+
+const STATUS: &[&str] = &[
+    "status",
+    "--porcelain=v1",
+    "-z",
+    "--untracked-files=normal",
+    "--ignore-submodules=all",
+    "--no-renames",
 ];
 
 /// With these the output is the same with any configuration that was tried against it.
