@@ -12,6 +12,7 @@
 //! **Invariant:** work that is not delivered is kept, with the line that brings it into a clone.
 
 mod branch;
+mod host;
 pub mod outbox;
 pub mod record;
 mod resume;
@@ -38,7 +39,7 @@ use crate::relay::repository::Repository;
 use crate::relay::{
     self, Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Sha, extract, judge,
 };
-use outbox::{Job, Order, Outbox, Verdict};
+use outbox::{Desk, Host, Job, Order, Outbox, Step, Verdict};
 use rules::{Own, Rules};
 
 /// What a relay is made of.
@@ -54,7 +55,15 @@ pub struct Settings {
     /// The seed of the key that signs statements and audit logs; without one it lives as long as this process.
     pub signing_key: Option<Secret>,
     /// Credentials of this host. None of them must be found in anybody's work.
-    pub known: Vec<Secret>,
+    pub known: Vec<Known>,
+}
+
+/// One credential of this host.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// The variable that it is given in.
+    pub name: &'static str,
+    pub secret: Secret,
 }
 
 /// How a forge is reached.
@@ -100,6 +109,12 @@ pub struct Delivered {
     pub why: Option<String>,
     /// What brings it into a clone, where it is not at its branch.
     pub apply: Option<String>,
+    /// What is to be seen of the workspace, where something is left in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<PathBuf>,
+    /// What has become of the statement beside the commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub statement: Option<String>,
     /// What was done after the run's own log was closed, if anything was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<PathBuf>,
@@ -120,6 +135,16 @@ pub enum Error {
         "the rules that it is judged by cannot be used: another version wrote them, or they are too many; `cogni-gateway relay apply` brings it into a clone"
     )]
     Rules(#[from] judge::Invalid),
+    #[error(
+        "`{name}` must not be in this work, and is another than when that came out, or is not given here: give it, or have the work judged by what is known now, with `--new-rules`"
+    )]
+    Ignorant { name: String },
+    #[error(
+        "relay `{id}` is for a branch that has moved on since its run began; `cogni-gateway relay apply` brings it into a clone"
+    )]
+    Overtaken { id: String },
+    #[error("it is on its way; new rules are for what is held, or has failed")]
+    OnItsWay,
     #[error("the relay has been ended")]
     Ended(#[from] tokio::task::JoinError),
 }
@@ -179,9 +204,11 @@ impl Relay {
     ///
     /// # Errors
     /// It is at its branch already, or the outbox does not work.
-    pub fn renew(&self, job: &Job) -> Result<Job, Error> {
+    fn renew(&self, job: &Job) -> Result<Job, Error> {
         let rules = self.rules_of(&job.order).under(&self.settings.judge.policy)?;
-        Ok(self.outbox.judge_by(job, rules)?)
+        let committer = self.committer_of(&job.order).to_owned();
+        let host = Host { committer, ..self.host() };
+        Ok(self.outbox.judge_by(job, rules, host)?)
     }
 
     /// Makes a branch a run's, or says that another run has it. What an earlier run left undelivered there is delivered
@@ -209,10 +236,38 @@ impl Relay {
         base: Option<&str>,
         patience: Duration,
     ) -> Result<Begun, Error> {
+        let (mirror, lease) = self.take_branch(repository, key, patience).await?;
+        Box::pin(self.begin_at(repository, (mirror, lease), base)).await
+    }
+
+    /// Makes a branch a run's, for whoever has something to do there before it [begins](Relay::begin_at).
+    ///
+    /// # Errors
+    /// The branch is taken.
+    pub async fn take_branch(
+        self: &Arc<Self>,
+        repository: &Repository,
+        key: &BranchKey,
+        patience: Duration,
+    ) -> Result<(Mirror, Lease), Error> {
         let (relay, place) = (self.clone(), repository.clone());
         let mirror = tokio::task::spawn_blocking(move || relay.mirror(&place)).await??;
         let lease = mirror.wait_for(key, patience).await?;
-        let (relay, place, own) = (self.clone(), repository.clone(), key.clone());
+        Ok((mirror, lease))
+    }
+
+    /// Delivers what is left at a branch, and says where that stands.
+    ///
+    /// # Errors
+    /// It cannot be looked up.
+    pub async fn begin_at(
+        self: &Arc<Self>,
+        repository: &Repository,
+        (mirror, lease): (Mirror, Lease),
+        base: Option<&str>,
+    ) -> Result<Begun, Error> {
+        let key = lease.branch().key().clone();
+        let (relay, place, own) = (self.clone(), repository.clone(), key);
         let pending = move || relay.outbox.pending(&place, &own);
         let pending = tokio::task::spawn_blocking(pending).await??;
         for job in pending {
@@ -232,8 +287,21 @@ impl Relay {
     /// # Errors
     /// It cannot be made.
     pub fn artifacts(&self) -> Result<Artifacts, Error> {
+        Ok(Artifacts::create(self.place().directory())?)
+    }
+
+    /// Where that will be.
+    pub fn place(&self) -> Artifacts {
         let name = Uuid::now_v7().simple().to_string();
-        Ok(Artifacts::create(&self.settings.state.join("work").join(name))?)
+        Artifacts::at(&self.settings.state.join("work").join(name))
+    }
+
+    /// Takes hold of a branch as it is, where nobody else has it.
+    ///
+    /// # Errors
+    /// [`relay::Error::Busy`], or the disk cannot be used. Blocks.
+    pub fn lease(&self, repository: &Repository, key: &BranchKey) -> Result<Lease, Error> {
+        Ok(self.mirror(repository)?.lease(key)?)
     }
 
     /// Delivers what has come out of a sandbox: the bundle and the patches are in the order's artifacts. What cannot be
@@ -264,21 +332,22 @@ impl Relay {
     ) -> Result<Delivered, Error> {
         let relay = self.clone();
         order.rules.get_or_insert_with(|| self.rules(None));
-        let job = tokio::task::spawn_blocking(move || relay.outbox.add(&order)).await??;
-        let Order { repository, state, announced, .. } = &job.order;
-        audit.relayed(&event::Extracted {
-            relay: &job.id,
-            repository: &repository.key(),
-            branch: &state.branch.to_string(),
-            start: &state.start.to_string(),
-            tree: &announced.tree.to_string(),
-            commits: announced.commits,
-        });
+        let job = tokio::task::spawn_blocking(move || relay.add(order)).await??;
+        extracted(&job, audit);
         let id = job.id.clone();
         match cut.run_until_cancelled(Box::pin(self.go(job, lease, audit))).await {
             Some(delivered) => delivered,
             None => self.look(&id).await,
         }
+    }
+
+    /// Writes down what has come out, and what of this host it depends on. Blocks.
+    ///
+    /// # Errors
+    /// The outbox does not work.
+    pub fn add(&self, mut order: Order) -> Result<Job, Error> {
+        order.host.get_or_insert_with(|| self.host());
+        Ok(self.outbox.add(&order)?)
     }
 
     /// How far a row has come, for whoever does not wait for it.
@@ -305,9 +374,9 @@ impl Delivered {
     /// What is told of a row of the relay whose directory is `state`.
     pub fn of(job: &Job, state: &Path) -> Self {
         let branch = job.order.branch();
-        let is_kept = job.step.is_end() && !job.is_pushed;
-        let artifacts = is_kept.then(|| Artifacts::create(&job.order.artifacts).ok()).flatten();
-        let apply = artifacts.map(|kept| kept.apply_line(branch));
+        let is_kept = job.step.is_end() && !job.is_pushed && job.can_be_applied();
+        let apply =
+            is_kept.then(|| Artifacts::at(&job.order.artifacts).apply_line(branch, &job.id));
         Self {
             id: job.id.clone(),
             branch: branch.clone(),
@@ -319,15 +388,61 @@ impl Delivered {
             pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
             why: job.error.clone(),
             apply,
+            workspace: None,
+            statement: job.statement.clone(),
             audit: Some(record::path(state, &job.id)).filter(|path| path.exists()),
         }
     }
+
+    /// What is told of a workspace that nothing is in.
+    pub fn nothing(desk: &Desk, why: &str) -> Self {
+        let left = Self::left(desk);
+        Self { step: NOTHING, why: Some(why.to_owned()), workspace: None, ..left }
+    }
+
+    /// Whether nothing is left to be done.
+    pub fn is_well(&self) -> bool {
+        [Step::Done.as_str(), NOTHING].contains(&self.step)
+    }
+
+    /// What is told of a workspace whose work is not out.
+    pub fn left(desk: &Desk) -> Self {
+        Self {
+            id: desk.id.clone(),
+            branch: desk.plan.state.branch.clone(),
+            step: if desk.left.is_some() { "left" } else { "begun" },
+            verdict: None,
+            reasons: vec![],
+            head: None,
+            is_pushed: false,
+            pull_request_url: None,
+            why: desk.left.clone(),
+            apply: None,
+            workspace: Some(desk.workspace.clone()),
+            statement: None,
+            audit: None,
+        }
+    }
+}
+
+fn extracted(job: &Job, audit: &Log) {
+    let Order { repository, state, announced, .. } = &job.order;
+    audit.relayed(&event::Extracted {
+        relay: &job.id,
+        repository: &repository.key(),
+        branch: &state.branch.to_string(),
+        start: &state.start.to_string(),
+        tree: &announced.tree.to_string(),
+        commits: announced.commits,
+    });
 }
 
 /// With `sandbox/` before the key.
 fn shown<S: Serializer>(branch: &Branch, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(branch)
 }
+
+const NOTHING: &str = "nothing";
 
 const LEFT: &str = "the service has not waited for it; it is taken up again";
 

@@ -51,7 +51,7 @@ pub use envelope::{Envelope, Invalid};
 pub use request::{Host, Llm, MODEL, Request};
 pub use result::{ErrorCode, RunResult, Timings};
 
-use delivery::{Source, Target};
+use delivery::{Posted, Source, Target};
 use directory::Directory;
 use gateway::{Gateway, Signals};
 use proxy::Proxy;
@@ -174,11 +174,9 @@ pub struct Prepared {
     /// The sandbox's, and with a slot the run's own, which keeps its name.
     directories: Vec<Directory>,
     is_agent: bool,
-    target: Option<Target>,
+    target: Option<Box<Posted>>,
     /// Where the workspace is a directory that was made for it.
     quota: Option<Quota>,
-    /// The hash of the gateway's configuration.
-    policy: String,
 }
 
 impl Prepared {
@@ -188,6 +186,11 @@ impl Prepared {
     /// # Errors
     /// What is wrong with the order, or cannot be bound or opened.
     pub fn new(order: Order) -> anyhow::Result<Self> {
+        let target = order.target.clone();
+        Self::make(order).inspect_err(|_| target.iter().for_each(Target::abandon))
+    }
+
+    fn make(order: Order) -> anyhow::Result<Self> {
         order.check()?;
         let Order {
             mut config, mut spec, agent, target, run_dir, driver, proxy, seats, grace, ..
@@ -200,13 +203,14 @@ impl Prepared {
         }
         place(&mut config, &mut spec, &directory);
         if let Some(target) = &target {
-            target.prepare(&mut spec, &directory)?;
+            target.prepare(&mut spec)?;
         }
         if let Some(agent) = &agent {
             agent.prepare(&mut spec, &directory, target.is_some())?;
         }
-        let is_own = spec.workspace_path().is_some_and(|path| path == directory.workspace());
-        let quota = is_own.then(|| Quota::new(directory.workspace(), spec.limits.max_workspace));
+        let own = spec.workspace_path().map(Path::to_owned);
+        let own = own.filter(|path| target.is_some() || *path == directory.workspace());
+        let quota = own.map(|path| Quota::new(path, spec.limits.max_workspace));
         let policy = config.digest();
         let run = config.identity.run.clone();
         let deadline = SystemTime::now() + spec.limits.max_runtime;
@@ -224,18 +228,9 @@ impl Prepared {
         let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
         let sandbox = Inside::Own(Some(Box::new(Sandbox::new(&driver, order.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
-        Ok(Self {
-            gateway,
-            run,
-            driver,
-            order,
-            sandbox,
-            directories,
-            is_agent,
-            target,
-            quota,
-            policy,
-        })
+        let post = |target: Target| target.post(&order, &driver, &policy).map(Box::new);
+        let target = target.map(post).transpose()?;
+        Ok(Self { gateway, run, driver, order, sandbox, directories, is_agent, target, quota })
     }
 
     /// Ends the grace that its program has, once that has begun, before the time; not in a resident sandbox.
@@ -280,9 +275,8 @@ impl Prepared {
     async fn drive<W: AsyncWrite + Unpin>(self, mut output: Output<W>, reins: Reins) -> RunResult {
         let Reins { cancel, leave, answered } = reins;
         let Self { gateway, run, driver, order, mut sandbox, .. } = self;
-        let Self { directories, is_agent, target, quota, policy, .. } = self;
-        let begun = Instant::now();
-        let limits = order.spec.limits;
+        let Self { directories, is_agent, target, quota, .. } = self;
+        let (begun, limits) = (Instant::now(), order.spec.limits);
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
         let (signals, stop) = (gateway.signals(), CancellationToken::new());
@@ -311,9 +305,8 @@ impl Prepared {
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
-                    let body = heard.map(Envelope::text).unwrap_or_default();
-                    let words = Words { body, ..Words::default() };
-                    let source = Source { run, policy: &policy, is_ok, words, leave: &leave };
+                    let words = heard.map(Envelope::text).map(Words::of).unwrap_or_default();
+                    let source = Source { run, is_ok, words, leave: &leave };
                     Some(Box::pin(target.deliver(&driver, &order, source)).await)
                 }
                 _ => None,

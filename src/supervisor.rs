@@ -45,6 +45,7 @@ use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::delivery::Relay;
 use crate::journal::{Journal, State};
+use crate::runner::delivery::take_out_left;
 use crate::runner::residents::kept::{self, Fate, Kept, Shelf};
 use crate::runner::residents::{self, Residents};
 use crate::runner::sweep::Sweep;
@@ -286,9 +287,12 @@ impl Supervisor {
         }
         // Removing one takes as long as what is in it is much.
         stop.run_until_cancelled(self.forget_workspaces()).await;
-        if let Some(relay) = self.relay()
-            && let Err(error) = Box::pin(relay.resume_due(stop)).await
-        {
+        let Some(relay) = self.relay() else { return };
+        let left = stop.run_until_cancelled(Box::pin(take_out_left(&relay)));
+        if let Some(Err(error)) = left.await {
+            tracing::error!("cannot take out what runs have left: {error:#}");
+        }
+        if let Err(error) = Box::pin(relay.resume_due(stop)).await {
             tracing::error!("cannot resume deliveries: {:#}", anyhow::Error::new(error));
         }
     }

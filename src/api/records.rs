@@ -284,7 +284,7 @@ async fn jobs(api: &Api, row: Row) -> Result<Vec<Job>, Error> {
 
 async fn files(api: &Api, row: Row) -> Result<Vec<(&'static str, PathBuf)>, Error> {
     let Some(job) = jobs(api, row).await?.pop() else { return Ok(vec![]) };
-    let kept = Artifacts::at(job.order.artifacts);
+    let kept = Artifacts::at(&job.order.artifacts);
     Ok(vec![("bundle", kept.bundle()), ("patches", kept.patches())])
 }
 

@@ -1,6 +1,7 @@
 //! `cogni-gateway relay`: work that is on its way to a branch, or was held back.
 
 mod setup;
+mod verify;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,10 +14,12 @@ use clap::Subcommand;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use crate::delivery::outbox::{Job, Outbox, Step};
+use crate::delivery::outbox::{Desk, Job, Outbox, Step};
 use crate::delivery::record::{self, Record};
 use crate::delivery::{Delivered, OUTBOX, sweep};
 use crate::relay::Artifacts;
+use crate::relay::artifact::held_branch;
+use crate::runner::delivery;
 
 pub use setup::{Setup, StateDir};
 
@@ -82,23 +85,36 @@ pub enum Command {
         #[arg(long)]
         print: bool,
     },
+    /// Prove the statement beside a commit, in the repository in the current directory
+    Verify(verify::Args),
+    /// Throw away work that was held or has failed, or a workspace that was kept, with all that is in it
+    Discard {
+        #[command(flatten)]
+        state: StateDir,
+
+        id: String,
+    },
 }
 
 /// Exit status 1 where something is not delivered.
 pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
         Command::Status { state, all, json } => {
-            let (jobs, state) = (open(&state)?.list(false)?, state.path());
+            let (outbox, state) = (open(&state)?, state.path());
+            let (desks, jobs) = (outbox.desks()?, outbox.list(false)?);
             let shown: Vec<_> = jobs.iter().filter(|job| all || job.step != Step::Done).collect();
             if json {
+                desks.iter().try_for_each(|desk| write_json(&Delivered::left(desk), out))?;
                 shown.iter().try_for_each(|job| write_json(&Delivered::of(job, &state), out))?;
             } else {
+                desks.iter().try_for_each(|desk| show_desk(desk, out))?;
                 shown.iter().try_for_each(|job| show(job, &state, out))?;
-                if shown.is_empty() {
+                if shown.is_empty() && desks.is_empty() {
                     writeln!(out, "everything is delivered")?;
                 }
             }
-            Ok(status(shown.iter().all(|job| job.step == Step::Done)))
+            let is_well = shown.iter().all(|job| job.step == Step::Done);
+            Ok(status(is_well && desks.iter().all(|desk| desk.left.is_none())))
         }
         Command::Retry { setup, id: Some(id), new_rules, .. } => retry(*setup, &id, new_rules, out),
         Command::Retry { setup, id: None, .. } => retry_due(*setup, out),
@@ -116,6 +132,15 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Apply { state, id, print } => apply(&state, &id, print, out),
+        Command::Verify(args) => {
+            verify::run(&args, out)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Discard { state, id } => {
+            open(&state)?.discard(&id)?;
+            writeln!(out, "it is gone")?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -125,29 +150,23 @@ fn retry(
     new_rules: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(variable, vec![])?);
-    let mut job = relay.outbox().get(id)?;
-    if new_rules {
-        if !job.step.is_end() {
-            bail!("it is on its way; new rules are for what is held, or has failed");
-        }
-        job = relay.renew(&job)?;
-    }
-    if job.step.is_end() {
-        relay.outbox().revive(&job)?;
-    }
-    let Some(delivered) = runtime()?.block_on(relay.resume(id))? else {
+    let relay = Arc::new(setup.open(variable, None)?);
+    let retried = runtime()?.block_on(delivery::retry(&relay, id, new_rules))?;
+    let Some(delivered) = retried else {
         bail!("another process is at this branch; wait for it");
     };
     write_json(&delivered, out)?;
-    Ok(status(delivered.step == Step::Done.as_str()))
+    Ok(status(delivered.is_well()))
 }
 
 fn retry_due(setup: Setup, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(variable, vec![])?);
-    let delivered = runtime()?.block_on(relay.resume_due(&CancellationToken::new()))?;
+    let relay = Arc::new(setup.open(variable, None)?);
+    let delivered = runtime()?.block_on(async {
+        delivery::take_out_left(&relay).await?;
+        anyhow::Ok(relay.resume_due(&CancellationToken::new()).await?)
+    })?;
     delivered.iter().try_for_each(|one| write_json(one, out))?;
-    Ok(status(delivered.iter().all(|one| one.step == Step::Done.as_str())))
+    Ok(status(delivered.iter().all(Delivered::is_well)))
 }
 
 fn apply(
@@ -161,22 +180,27 @@ fn apply(
     if job.step == Step::Done {
         bail!("it is delivered: `{}` has it", job.order.branch());
     }
-    let line = Artifacts::create(&job.order.artifacts)?.apply_line(job.order.branch());
+    if !job.can_be_applied() {
+        bail!(
+            "git does not accept what is in it, so no clone should; it is in `{}`",
+            job.order.artifacts.display()
+        );
+    }
+    let line = Artifacts::at(&job.order.artifacts).apply_line(job.order.branch(), &job.id);
     if print {
         writeln!(out, "{line}")?;
         return Ok(ExitCode::SUCCESS);
     }
     let record = Record::open(&state, &job, Some(setup::signing_key(&variable, &state)?))?;
-    // Whatever else is configured: what comes from an agent is checked on its way in.
-    let checked = line.replacen("git fetch", "git -c fetch.fsckObjects=true fetch --quiet", 1);
+    let quiet = line.replacen(" fetch ", " fetch --quiet ", 1);
     let done =
-        process::Command::new("sh").arg("-c").arg(checked).status().context("`sh` is missing")?;
+        process::Command::new("sh").arg("-c").arg(quiet).status().context("`sh` is missing")?;
     if !done.success() {
         bail!("git has not taken it; this is the line: {line}");
     }
     record.applied(&job);
     record.finish()?;
-    writeln!(out, "it is the branch `held/{}` here", job.order.branch().key())?;
+    writeln!(out, "it is the branch `{}` here", held_branch(job.order.branch(), &job.id))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -189,7 +213,12 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 fn open(state: &StateDir) -> anyhow::Result<Outbox> {
-    Ok(Outbox::open(&state.path().join(OUTBOX))?)
+    let path = state.path().join(OUTBOX);
+    // To look is not to make one.
+    if !path.exists() {
+        bail!("nothing was ever relayed here: there is no `{}`; see `--state-dir`", path.display());
+    }
+    Ok(Outbox::open(&path)?)
 }
 
 fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
@@ -207,14 +236,42 @@ fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
         writeln!(out, "    {}", audit.display())?;
     }
     let wait = job.due.duration_since(SystemTime::now()).unwrap_or_default().as_secs();
+    let apply = if job.can_be_applied() { format!("apply {id} | ") } else { String::new() };
     match step {
         Step::Done => (),
-        Step::Held => {
-            writeln!(out, "    cogni-gateway relay apply {id} | retry [--new-rules] {id}")?;
+        Step::Held | Step::Failed if !job.can_be_retried() => {
+            writeln!(out, "    cogni-gateway relay {apply}discard {id}")?;
         }
-        Step::Failed => writeln!(out, "    cogni-gateway relay apply {id} | retry {id}")?,
+        Step::Held => {
+            writeln!(
+                out,
+                "    cogni-gateway relay {apply}retry [--new-rules] {id} | discard {id}"
+            )?;
+        }
+        Step::Failed => {
+            writeln!(out, "    cogni-gateway relay {apply}retry {id} | discard {id}")?;
+        }
         _ if wait == 0 => writeln!(out, "    due now")?,
         _ => writeln!(out, "    due in {wait} s")?,
+    }
+    Ok(())
+}
+
+fn show_desk(desk: &Desk, out: &mut impl Write) -> anyhow::Result<()> {
+    let Desk { id, plan, workspace, left, .. } = desk;
+    let (repository, branch, run) = (&plan.repository, &plan.state.branch, &plan.facts.run);
+    let step = Delivered::left(desk).step;
+    writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
+    match left {
+        Some(left) => {
+            writeln!(out, "    {left}")?;
+            writeln!(out, "    {}", workspace.display())?;
+            writeln!(out, "    cogni-gateway relay retry {id} | discard {id}")?;
+        }
+        None => writeln!(
+            out,
+            "    its run goes on, or was ended with its process; then `cogni-gateway relay retry {id}` takes out what it left"
+        )?,
     }
     Ok(())
 }

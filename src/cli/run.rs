@@ -224,7 +224,8 @@ impl When {
     }
 }
 
-/// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not.
+/// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not, 3 it is, and its work is not
+/// where it should be.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
     let progress = matches.get_one("progress").copied().unwrap_or_default();
@@ -237,8 +238,8 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             let skipped = matches!(asked, Asked::Skipped).then(Relayed::skipped);
             if let Asked::Branch(branch) = asked {
                 let agent = order.agent.as_ref().map(|agent| &*agent.entry);
-                let known = vec![order.config.upstream.api_key.clone()];
-                order.target = Some(Box::pin(branch.target(agent, known)).await?);
+                let key = order.config.upstream.api_key.clone();
+                order.target = Some(Box::pin(branch.target(agent, key)).await?);
             }
             let mut result = Box::pin(until_signalled(order, progress)).await?;
             result.relay = result.relay.or(skipped);
@@ -247,7 +248,12 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
                 tracing::error!(run = result.run_id, %error, "the result cannot be written");
                 return Ok(ExitCode::FAILURE);
             }
-            Ok(if result.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            let is_delivered = result.relay.as_ref().is_none_or(Relayed::is_well);
+            Ok(match (result.ok, is_delivered) {
+                (true, true) => ExitCode::SUCCESS,
+                (true, false) => ExitCode::from(UNDELIVERED),
+                (false, _) => ExitCode::FAILURE,
+            })
         };
         // Beside the run, which it must not hold: its result is told before the last sweep is done.
         let (run, ()) = tokio::join!(run, sweep.forever(SWEEP_EVERY, ended.clone()));
@@ -492,6 +498,9 @@ fn variable(given: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+/// 2 is wrong use.
+const UNDELIVERED: u8 = 3;
+
 /// How often a long run looks for what others have left.
 const SWEEP_EVERY: Duration = Duration::from_mins(5);
 
@@ -503,7 +512,8 @@ cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]
 const EXAMPLE: &str = "\
 What the program prints is shown on standard error as it comes; standard output has the result, one
 JSON object, and nothing else. Exit status: 0 the run was ok, 1 it was not, or its result could not
-be written, 2 wrong use.
+be written, 2 wrong use, 3 it was ok, and what it has committed is not at its branch (see
+`cogni-gateway relay status`).
 
 The gateway's settings are those of `cogni-gateway proxy`, with the same flags and variables.
 

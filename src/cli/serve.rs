@@ -172,8 +172,8 @@ impl Service {
 /// A service without git has no repositories; whoever asks for one is told. What else is wrong with a relay is put right
 /// before anybody depends on it.
 fn relay(given: &Given) -> anyhow::Result<Option<Arc<Relay>>> {
-    let known = vec![given.config.upstream.api_key.clone()];
-    match given.relay.clone().open(|name| std::env::var(name).ok(), known) {
+    let key = Some(given.config.upstream.api_key.clone());
+    match given.relay.clone().open(|name| std::env::var(name).ok(), key) {
         Ok(relay) => Ok(Some(Arc::new(relay))),
         Err(error) if is_without_git(&error) => {
             tracing::warn!("there is no relay: {error:#}");

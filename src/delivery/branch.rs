@@ -20,6 +20,8 @@ impl Relay {
         token: Option<Secret>,
     ) -> Result<(Job, Judged), Stop> {
         let policy = self.rules_of(&job.order).policy().map_err(Error::Rules)?;
+        let mut known = self.known_of(&job.order)?;
+        known.extend(token);
         let work = self.quarantine(&job, lease)?;
         let head = work.tip();
         if job.head.is_some_and(|before| before != head) {
@@ -28,10 +30,13 @@ impl Relay {
         if job.step == Step::Extracted {
             job = self.outbox.advance(&job, Progress::Quarantined { head })?;
         }
-        let known: Vec<_> = self.settings.known.iter().cloned().chain(token).collect();
         let judged = work.judge(&policy, &known)?;
-        if job.step == Step::Quarantined {
-            job = self.outbox.advance(&job, Progress::Judged(judged.verdict().clone()))?;
+        let verdict = judged.verdict();
+        // What it was judged before, perhaps where less was known, does not count.
+        let is_news =
+            job.verdict != Some(Verdict::from(verdict)) || job.reasons != verdict.reasons();
+        if job.step == Step::Quarantined || is_news {
+            job = self.outbox.advance(&job, Progress::Judged(verdict.clone()))?;
         }
         Ok((job, judged))
     }
@@ -41,7 +46,7 @@ impl Relay {
         let artifacts = Artifacts::create(&order.artifacts)?;
         let facts = &order.facts;
         let provenance = Provenance {
-            committer: self.settings.committer.clone(),
+            committer: self.committer_of(order).to_owned(),
             run: facts.run.clone(),
             agent: Some(facts.agent.clone()).filter(|agent| !agent.is_empty()),
         };
@@ -93,15 +98,33 @@ impl Relay {
         Ok(now.exists && mirror.contains(now.start, head))
     }
 
-    /// Puts the statement beside the commit, where it is not yet.
-    pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<(), Error> {
-        let Some(head) = job.head else { return Ok(()) };
+    /// Puts the statement beside the commit, where it is not yet. A key that lives no longer than this process would prove
+    /// nothing to anybody.
+    pub(super) fn note(&self, job: &Job, token: Option<&Secret>) -> Result<Job, Stop> {
+        let said = match (job.head, &self.settings.signing_key) {
+            (Some(head), Some(_)) => self.put_note(job, head, token)?,
+            _ => "none: there is no `AUDIT_SIGNING_KEY` to sign it with".to_owned(),
+        };
+        Ok(self.outbox.vouch(job, &said)?)
+    }
+
+    /// What a remote does not take now it will not take later.
+    fn put_note(&self, job: &Job, head: Sha, token: Option<&Secret>) -> Result<String, Stop> {
         let (branch, committer) = (job.order.branch(), self.settings.committer.as_str());
         let text = statement(job, head).sign(&self.key);
         let note = Note { branch, head, text: &text, committer };
-        Ok(self.mirror(&job.order.repository)?.note(note, token)?)
+        match self.mirror(&job.order.repository)?.note(note, token) {
+            Ok(()) => Ok(VOUCHED.to_owned()),
+            Err(relay::Error::Declined { why } | relay::Error::Denied { why }) => {
+                Ok(format!("none: the remote does not take it: {why}"))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }
+
+/// What is said of a statement that is where it belongs.
+const VOUCHED: &str = "beside the commit";
 
 fn statement(job: &Job, head: Sha) -> Statement {
     let order = &job.order;

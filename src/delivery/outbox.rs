@@ -4,6 +4,8 @@
 //! that it was done already, and does it once more or not at all. What came out of the sandbox lies in a directory beside
 //! it, since everything before the push is made anew from that.
 //!
+//! Before there is a row, there is a [`Desk`]: the workspace of a run that goes on, or has left something there.
+//!
 //! ```text
 //! extracted → quarantined → judged → pushed → pull_requested → done
 //!      └───────────┴──────────┴────────┴────────────┴─ held | failed
@@ -16,6 +18,7 @@
 //!
 //! Calls wait on the disk, and for other processes: they belong on a thread that may.
 
+mod desk;
 mod job;
 mod schema;
 
@@ -29,12 +32,15 @@ use std::time::{Duration, SystemTime};
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, named_params, params};
 use uuid::Uuid;
 
-pub use job::{Job, Order, Progress, Pull, Step, Verdict, Words};
+pub use desk::{Desk, Plan};
+pub use job::{Host, Job, Mark, Order, Progress, Pull, Step, Verdict, Words};
 
+use crate::base::tree;
 use crate::delivery::rules::Rules;
 use crate::relay::BranchKey;
 use crate::relay::repository::Repository;
 use job::{COLUMNS, millis, read};
+pub(in crate::delivery) use job::{MOVED, OBJECTS};
 
 /// The rows of one machine.
 #[derive(Debug)]
@@ -57,6 +63,10 @@ pub enum Error {
     Moved { id: String },
     #[error("a relay that is {from} cannot become {to}")]
     Skipped { from: Step, to: Step },
+    #[error(
+        "relay `{id}` is delivered, on its way or of a run that goes on; only what is held, has failed or was left can be thrown away"
+    )]
+    Wanted { id: String },
     #[error("relay `{id}` belongs to a later holder of the branch")]
     Fenced { id: String },
 }
@@ -85,33 +95,36 @@ impl Outbox {
         Ok(Self { connection: Mutex::new(connection) })
     }
 
-    /// Writes down that something came out of a sandbox. What is there already stays as it is: the same work of the
-    /// same run is the same row.
+    /// Writes down that something came out of a sandbox, in the place of its desk. What is there already stays as it is:
+    /// what lies in the same directory is the same work.
     ///
     /// # Errors
     /// As every call.
     pub fn add(&self, order: &Order) -> Result<Job, Error> {
         let now = millis(SystemTime::now());
-        let connection = self.connection();
-        connection.execute(
-            "INSERT INTO job (id, repository, branch_key, run, tree, \"order\", artifacts, step, due, created, updated)
-             VALUES (:id, :repository, :key, :run, :tree, :order, :artifacts, 'extracted', :now, :now, :now)
-             ON CONFLICT (repository, branch_key, run, tree) DO NOTHING",
+        let artifacts = order.artifacts.display().to_string();
+        let mut connection = self.connection();
+        let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let cleared = "DELETE FROM desk WHERE artifacts = ?1 RETURNING id";
+        let desk = change.query_row(cleared, [&artifacts], |row| row.get::<_, String>(0));
+        let id = desk.optional()?.unwrap_or_else(|| Uuid::now_v7().simple().to_string());
+        change.execute(
+            "INSERT INTO job (id, repository, branch_key, run, \"order\", artifacts, step, due, created, updated)
+             SELECT :id, :repository, :key, :run, :order, :artifacts, 'extracted', :now, :now, :now
+             WHERE NOT EXISTS (SELECT 1 FROM job WHERE artifacts = :artifacts)",
             named_params! {
-                ":id": Uuid::now_v7().simple().to_string(),
+                ":id": id,
                 ":repository": order.repository.key(),
                 ":key": order.branch().key().as_str(),
                 ":run": order.facts.run,
-                ":tree": order.announced.tree.to_string(),
                 ":order": serde_json::to_string(order).expect("an order has string keys"),
-                ":artifacts": order.artifacts.display().to_string(),
+                ":artifacts": artifacts,
                 ":now": now,
             },
         )?;
-        let found = "repository = ?1 AND branch_key = ?2 AND run = ?3 AND tree = ?4";
-        let (key, tree) = (order.branch().key().as_str(), order.announced.tree.to_string());
-        let given = params![order.repository.key(), key, order.facts.run, tree];
-        Ok(connection.query_row(&select(found), given, read)?)
+        let job = change.query_row(&select("artifacts = ?1"), [&artifacts], read)?;
+        change.commit()?;
+        Ok(job)
     }
 
     /// # Errors
@@ -181,9 +194,18 @@ impl Outbox {
         if !job.step.may_become(to) {
             return Err(Error::Skipped { from: job.step, to });
         }
-        let mut next = Job { step: to, error: None, ..job.clone() };
+        let mut next = Job { step: to, error: None, code: None, ..job.clone() };
         progress.apply(&mut next);
         self.write(job, &next)?;
+        self.get(&job.id)
+    }
+
+    /// Writes down what has become of the statement beside the commit.
+    ///
+    /// # Errors
+    /// As [`Outbox::advance`].
+    pub fn vouch(&self, job: &Job, said: &str) -> Result<Job, Error> {
+        self.write(job, &Job { statement: Some(short(said)), ..job.clone() })?;
         self.get(&job.id)
     }
 
@@ -207,21 +229,21 @@ impl Outbox {
         }
         // What has been pushed stays so; only what comes after it is done again.
         let step = if job.is_pushed { Step::Pushed } else { Step::Extracted };
-        let next = Job { step, due: SystemTime::now(), error: None, ..job.clone() };
+        let next = Job { step, due: SystemTime::now(), error: None, code: None, ..job.clone() };
         self.write(job, &next)?;
         self.get(&job.id)
     }
 
-    /// Has a row judged by other rules than its own, when it is begun again. It is at its end until then, where nobody
-    /// else is at it: its rules are those that its verdict is by.
+    /// Has a row judged by other rules, and beside other credentials of this host, than its own, from now on. Who asks for
+    /// it has the branch, so that nobody else is judging.
     ///
     /// # Errors
-    /// [`Error::Skipped`] where it is on its way, or at its branch; as [`Outbox::advance`].
-    pub fn judge_by(&self, job: &Job, rules: Rules) -> Result<Job, Error> {
-        if job.is_pushed || !job.step.is_end() {
+    /// [`Error::Skipped`] where it is at its branch; as [`Outbox::advance`].
+    pub fn judge_by(&self, job: &Job, rules: Rules, host: Host) -> Result<Job, Error> {
+        if job.is_pushed {
             return Err(Error::Skipped { from: job.step, to: Step::Judged });
         }
-        let order = Order { rules: Some(rules), ..job.order.clone() };
+        let order = Order { rules: Some(rules), host: Some(host), ..job.order.clone() };
         let order = serde_json::to_string(&order).expect("an order has string keys");
         let written = self.connection().execute(
             "UPDATE job SET \"order\" = ?1 WHERE id = ?2 AND step = ?3 AND fence = ?4",
@@ -243,13 +265,36 @@ impl Outbox {
         Ok(self.connection().execute(delivered, [millis(before)])?)
     }
 
+    /// Throws away what nobody wants: a row that was held or has failed, or a workspace that was kept. It is the row that
+    /// goes first: what is left of a directory then is swept.
+    ///
+    /// # Errors
+    /// [`Error::Wanted`] where it may come to something by itself; [`Error::Unknown`].
+    pub fn discard(&self, id: &str) -> Result<(), Error> {
+        let artifacts = match self.desk(id) {
+            Ok(desk) => desk.plan.artifacts,
+            Err(_) => self.get(id)?.order.artifacts,
+        };
+        let gone = {
+            let connection = self.connection();
+            let job = "DELETE FROM job WHERE id = ?1 AND step IN ('held', 'failed')";
+            let desk = "DELETE FROM desk WHERE id = ?1 AND remains IS NOT NULL";
+            connection.execute(job, [id])? + connection.execute(desk, [id])?
+        };
+        if gone == 0 {
+            return Err(Error::Wanted { id: id.to_owned() });
+        }
+        tree::remove(&artifacts).map_err(|source| Error::File { path: artifacts, source })
+    }
+
     /// One statement, so that nobody can see half of it.
     fn write(&self, old: &Job, new: &Job) -> Result<(), Error> {
         let mut connection = self.connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let written = change.execute(
             "UPDATE job SET step = :step, verdict = :verdict, reasons = :reasons, head = :head, is_pushed = :is_pushed,
-                 pull_number = :number, pull_url = :url, due = :due, error = :error, updated = :now
+                 pull_number = :number, pull_url = :url, due = :due, error = :error, updated = :now,
+                 code = :code, statement = :statement
              WHERE id = :id AND step = :old AND fence = :fence",
             named_params! {
                 ":step": new.step.as_str(),
@@ -261,6 +306,8 @@ impl Outbox {
                 ":url": new.pull.as_ref().map(|pull| &pull.url),
                 ":due": millis(new.due),
                 ":error": new.error,
+                ":code": new.code,
+                ":statement": new.statement,
                 ":now": millis(SystemTime::now()),
                 ":id": old.id,
                 ":old": old.step.as_str(),

@@ -8,7 +8,7 @@ use futures_util::stream;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use super::outbox::Job;
+use super::outbox::{Job, Step};
 use super::record::Record;
 use super::{Delivered, Error, Relay, Settings};
 use crate::audit::relay as event;
@@ -23,6 +23,62 @@ impl Relay {
         let (relay, id) = (self.clone(), id.to_owned());
         let job = spawn_blocking(move || relay.outbox.get(&id)).await??;
         Box::pin(self.resume_job(job)).await
+    }
+
+    /// Takes up one row because somebody asks for it: one that is at its end begins again, with new rules if that is asked
+    /// for, too. `None` where somebody else is at its branch; then nothing is changed.
+    ///
+    /// # Errors
+    /// There is no such row, it cannot be taken up here, or the outbox does not work.
+    pub async fn retry(
+        self: &Arc<Self>,
+        id: &str,
+        new_rules: bool,
+    ) -> Result<Option<Delivered>, Error> {
+        let (relay, id) = (self.clone(), id.to_owned());
+        let taken = spawn_blocking(move || {
+            let order = relay.outbox.get(&id)?.order;
+            let lease = relay.lease(&order.repository, order.branch().key())?;
+            // Only who has the branch knows how the row stands.
+            Ok((relay.revived(relay.outbox.get(&id)?, new_rules)?, lease))
+        });
+        match taken.await? {
+            Ok((job, lease)) => Box::pin(self.take_up(job, &lease)).await.map(Some),
+            Err(Error::Relay(relay::Error::Busy { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes down that work has come out after its run's log was closed.
+    ///
+    /// # Errors
+    /// The row's own log cannot be used.
+    pub async fn found(self: &Arc<Self>, job: &Job) -> Result<(), Error> {
+        let (relay, job) = (self.clone(), job.clone());
+        let write = move || {
+            let Settings { state, signing_key, .. } = &relay.settings;
+            let record = Record::open(state, &job, signing_key.clone())?;
+            super::extracted(&job, record.log());
+            Ok(record.finish()?)
+        };
+        spawn_blocking(write).await?
+    }
+
+    fn revived(&self, mut job: Job, new_rules: bool) -> Result<Job, Error> {
+        if new_rules && !job.step.is_end() && self.check_known(&job.order).is_ok() {
+            return Err(Error::OnItsWay);
+        }
+        if new_rules {
+            job = self.renew(&job)?;
+        }
+        if !job.step.is_end() {
+            return Ok(job);
+        }
+        if job.step != Step::Done && !job.can_be_retried() {
+            return Err(Error::Overtaken { id: job.id });
+        }
+        self.check_known(&job.order)?;
+        Ok(self.outbox.revive(&job)?)
     }
 
     /// Takes up all rows whose time has come, a few at once, until `stop`. Those at whose branch somebody else is are left

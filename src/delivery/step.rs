@@ -52,11 +52,10 @@ impl Relay {
             Step::Extracted | Step::Quarantined | Step::Judged => {
                 Box::pin(self.push(job, lease, audit)).await
             }
-            Step::Pushed => {
-                self.vouch(&job).await?;
+            Step::Pushed if job.order.pull_request.is_some() => {
                 Box::pin(self.request(job, audit)).await
             }
-            _ => self.advance(job, Progress::Done).await,
+            _ => self.vouch(job).await,
         };
         match done {
             Ok(job) => Ok(Ok(job)),
@@ -113,22 +112,20 @@ impl Relay {
         })
     }
 
-    /// Puts the statement beside the commit. The work is where it should be, so this holds nothing up.
-    async fn vouch(self: &Arc<Self>, job: &Job) -> Result<(), Error> {
-        let (relay, noted) = (self.clone(), job.clone());
-        let token = self.token(&job.order.repository).await.unwrap_or_default();
-        let note = tokio::task::spawn_blocking(move || relay.note(&noted, token.as_ref()));
-        if let Err(error) = note.await? {
-            tracing::warn!(%error, relay = job.id, "the statement is not beside the commit");
-        }
-        Ok(())
+    /// Puts the statement beside the commit, when all that people wait for is done; then so is the row.
+    async fn vouch(self: &Arc<Self>, job: Job) -> Result<Job, Stop> {
+        let token = self.token(&job.order.repository).await?;
+        let relay = self.clone();
+        let noting = move || {
+            let job = relay.note(&job, token.as_ref())?;
+            Ok(relay.outbox.advance(&job, Progress::Done)?)
+        };
+        tokio::task::spawn_blocking(noting).await?
     }
 
     /// From the branch to its pull request, if there is to be one.
     async fn request(self: &Arc<Self>, job: Job, audit: &Log) -> Result<Job, Stop> {
-        let Some(words) = &job.order.pull_request else {
-            return self.advance(job, Progress::Done).await;
-        };
+        let words = job.order.pull_request.clone().unwrap_or_default();
         let (Some(hosted), Some(access)) = (job.order.repository.hosted(), &self.settings.access)
         else {
             return Err(Stop::failed(
@@ -140,8 +137,8 @@ impl Relay {
             base: Some(job.order.state.base.clone()),
             run: job.order.facts.run.clone(),
             agent: job.order.facts.agent.clone(),
-            title: words.title.clone(),
-            body: words.body.clone(),
+            title: words.title,
+            body: words.body,
             moved: (job.order.state.expected().unwrap_or(Sha::NONE), job.head.unwrap_or(Sha::NONE)),
             needs_review: job.verdict == Some(Verdict::Review),
             reasons: job.reasons.clone(),

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::Error;
-use super::outbox::{self, Job, Outbox, Progress};
+use super::outbox::{self, Job, MOVED, OBJECTS, Outbox, Progress};
 use crate::forge::github;
 use crate::relay;
+use crate::relay::quarantine::Refusal;
 
 /// An end, or a pause.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub(super) enum Stop {
     Failed { why: String },
     /// It may work later by itself.
     Later { after: Duration, why: String },
+    /// A credential is not known here that must not be in the work. It waits for whoever knows it.
+    Ignorant { name: String },
     /// Nothing can be written down.
     Outbox(outbox::Error),
 }
@@ -38,19 +41,23 @@ impl Stop {
         match self {
             Self::Held { code, .. } => Some(code),
             Self::Failed { .. } => Some("failed"),
-            Self::Later { .. } | Self::Outbox(_) => None,
+            Self::Later { .. } | Self::Ignorant { .. } | Self::Outbox(_) => None,
         }
     }
 
     pub(super) fn write(self, outbox: &Outbox, job: &Job) -> Result<(), Error> {
         match self {
-            Self::Held { why, .. } => outbox.advance(job, Progress::Held { why })?,
+            Self::Held { code, why } => outbox.advance(job, Progress::Held { code, why })?,
             Self::Later { why, .. } if job.attempts >= ATTEMPTS => {
                 outbox.advance(job, Progress::Failed { why })?
             }
             Self::Later { after, why } => {
-                let wait = WAIT.saturating_mul(1 << job.attempts.min(10)).min(LONGEST);
+                let wait =
+                    WAIT.saturating_mul(1 << job.attempts.saturating_sub(1).min(10)).min(LONGEST);
                 outbox.postpone(job, after.max(wait), &why)?
+            }
+            Self::Ignorant { name } => {
+                outbox.postpone(job, WAIT, &Error::Ignorant { name }.to_string())?
             }
             Self::Failed { why } => outbox.advance(job, Progress::Failed { why })?,
             Self::Outbox(error) => return Err(error.into()),
@@ -66,9 +73,10 @@ impl From<relay::Error> for Stop {
         match error {
             E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } => Self::later(why),
             // Somebody else is at the ref, for a moment.
-            E::Declined { why: said } if said.contains("cannot lock ref") => Self::later(why),
-            E::Moved { .. } => Self::held("moved", why),
+            E::Declined { why: said } if is_passing(&said) => Self::later(why),
+            E::Moved { .. } => Self::held(MOVED, why),
             E::Declined { .. } => Self::held("declined", why),
+            E::Refused(Refusal::Objects(_)) => Self::held(OBJECTS, why),
             E::Refused(_) | E::Bundle(_) | E::Unlike { .. } | E::TooMuch { .. } => {
                 Self::held("refused", why)
             }
@@ -99,9 +107,12 @@ impl From<Error> for Stop {
             Error::Outbox(error) => error.into(),
             Error::Relay(error) => error.into(),
             Error::GitHub(error) => error.into(),
-            error @ (Error::Audit(_) | Error::Ended(_) | Error::Rules(_)) => {
-                Self::Failed { why: error.to_string() }
-            }
+            Error::Ignorant { name } => Self::Ignorant { name },
+            error @ (Error::Overtaken { .. }
+            | Error::OnItsWay
+            | Error::Audit(_)
+            | Error::Ended(_)
+            | Error::Rules(_)) => Self::Failed { why: error.to_string() },
         }
     }
 }
@@ -110,6 +121,11 @@ impl From<tokio::task::JoinError> for Stop {
     fn from(error: tokio::task::JoinError) -> Self {
         Self::Failed { why: error.to_string() }
     }
+}
+
+/// Another is at the ref; or has a branch where this one would be a directory, which does not pass.
+fn is_passing(said: &str) -> bool {
+    said.contains("cannot lock ref") && !said.contains("' exists; cannot create")
 }
 
 /// Some two days, at the longest wait.

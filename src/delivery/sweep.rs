@@ -19,13 +19,13 @@ use crate::relay::{self, mirror};
 pub struct Swept {
     /// Rows of work that is delivered.
     pub delivered: usize,
-    /// Directories of work that never came to be a row: workspaces that were kept because nothing could be taken out.
+    /// Directories that no row names: of runs that never began, and workspaces that an earlier version kept.
     pub works: usize,
     pub mirrors: usize,
 }
 
-/// Removes what is older than `age` below the relay's directory, and needed for nothing. Work that is held, has failed or
-/// is on its way stays, and so do its mirror and all audit logs. Blocks.
+/// Removes what is older than `age` below the relay's directory, and needed for nothing. Work that is held, has failed, is
+/// on its way or in a workspace still stays, and so do its mirror and all audit logs. Blocks.
 ///
 /// # Errors
 /// The outbox or the directory cannot be used.
@@ -35,10 +35,15 @@ pub fn sweep(state: &Path, outbox: &Outbox, age: Duration) -> Result<Swept, Erro
     let delivered = outbox.forget(before)?;
     let rows = outbox.list(false)?;
     // By name alone: there is more than one way to write where the directory is.
-    let named: HashSet<_> = rows.iter().filter_map(|job| job.order.artifacts.file_name()).collect();
+    let desks = outbox.desks()?;
+    let of_desks = desks.iter().map(|desk| &desk.plan.artifacts);
+    let named = rows.iter().map(|job| &job.order.artifacts).chain(of_desks);
+    let named: HashSet<_> = named.filter_map(|path| path.file_name()).collect();
     let works = works(&state.join("work"), before, &named)?;
     let open = rows.iter().filter(|job| job.step != Step::Done);
-    let kept: Vec<_> = open.map(|job| job.order.repository.clone()).collect();
+    let open = open.map(|job| &job.order.repository);
+    let kept = open.chain(desks.iter().map(|desk| &desk.plan.repository)).cloned();
+    let kept: Vec<_> = kept.collect();
     let mirrors = mirror::sweep(state, before, &kept)?;
     Ok(Swept { delivered, works, mirrors })
 }

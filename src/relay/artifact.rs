@@ -1,11 +1,12 @@
 //! What came out of a sandbox, on this machine's disk until it is delivered.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::Write;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::{Branch, Error};
+use crate::base::tree;
 
 /// The directory of one relay. It is kept where the work is held, so that none is ever lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,16 +24,21 @@ pub struct Spool {
 }
 
 impl Artifacts {
-    /// The directory is made, for us alone.
+    /// The directory is made, for us alone; it is there after a power cut.
     pub fn create(directory: &Path) -> Result<Self, Error> {
         let disk = |source| Error::Disk { path: directory.to_owned(), source };
-        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(disk)?;
-        Ok(Self { directory: directory.to_owned() })
+        if !directory.is_dir() {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(disk)?;
+            for made in directory.ancestors().skip(1).take(DEPTH) {
+                sync(made).map_err(disk)?;
+            }
+        }
+        Ok(Self::at(directory))
     }
 
-    /// A directory that was made before, and may be gone.
-    pub fn at(directory: PathBuf) -> Self {
-        Self { directory }
+    /// The same, whether it is there or not.
+    pub fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
     }
 
     pub fn directory(&self) -> &Path {
@@ -49,6 +55,11 @@ impl Artifacts {
         self.directory.join("patches")
     }
 
+    /// Where the agent works, or has worked. Git must never be run in it on this machine.
+    pub fn workspace(&self) -> PathBuf {
+        self.directory.join("workspace")
+    }
+
     /// Starts one of the files anew.
     pub fn spool(&self, path: PathBuf, limit: u64) -> Result<Spool, Error> {
         let file =
@@ -56,16 +67,18 @@ impl Artifacts {
         Ok(Spool { file, path, left: limit, limit })
     }
 
-    /// The line that brings held work into any clone of the repository, as a branch of its own beside what is there.
-    pub fn apply_line(&self, branch: &Branch) -> String {
+    /// The line that brings held work into any clone of the repository, as a branch of its own beside what is there: that
+    /// of the row `id`.
+    pub fn apply_line(&self, branch: &Branch, id: &str) -> String {
         let bundle = self.bundle().display().to_string().replace('\'', r"'\''");
-        format!("git fetch '{bundle}' '{}:refs/heads/held/{}'", branch.to_ref(), branch.key())
+        let (from, to) = (branch.to_ref(), held_branch(branch, id));
+        format!("git -c fetch.fsckObjects=true fetch '{bundle}' '{from}:refs/heads/{to}'")
     }
 
     /// After delivery.
     pub fn discard(self) -> Result<(), Error> {
         let disk = |source| Error::Disk { path: self.directory.clone(), source };
-        fs::remove_dir_all(&self.directory).map_err(disk)
+        tree::remove(&self.directory).map_err(disk)
     }
 }
 
@@ -83,6 +96,24 @@ impl Spool {
 
     /// On disk, also after a power cut.
     pub fn finish(self) -> Result<(), Error> {
-        self.file.sync_all().map_err(|source| Error::Disk { path: self.path, source })
+        let synced =
+            self.file.sync_all().and_then(|()| sync(self.path.parent().unwrap_or(&self.path)));
+        synced.map_err(|source| Error::Disk { path: self.path, source })
     }
 }
+
+/// Where held work is put in a clone. The last of an id is what differs most.
+pub fn held_branch(branch: &Branch, id: &str) -> String {
+    let short = &id[id.floor_char_boundary(id.len().saturating_sub(SHORT))..];
+    format!("held/{}-{short}", branch.key())
+}
+
+const SHORT: usize = 8;
+
+/// A name in a directory is on the disk when the directory is.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// Of a work's directory below what was there before: `work`, and the relay's own.
+const DEPTH: usize = 2;

@@ -24,7 +24,7 @@ use evidence::Evidence;
 
 pub use pattern::Pattern;
 pub use policy::{Config, Invalid, Paths, Policy, Ruling};
-pub use secret::{Found, Kind, Scanner, Text};
+pub use secret::{Found, Kind, SHORTEST as SHORTEST_KNOWN, Scanner, Text};
 
 /// Work that was looked at.
 #[derive(Debug)]
@@ -108,8 +108,8 @@ impl Judged {
 
 impl Held {
     /// What a person does to have the work: one line, in a clone of the repository.
-    pub fn apply_line(&self, artifacts: &Artifacts) -> String {
-        artifacts.apply_line(self.branch())
+    pub fn apply_line(&self, artifacts: &Artifacts, id: &str) -> String {
+        artifacts.apply_line(self.branch(), id)
     }
 
     pub fn branch(&self) -> &Branch {

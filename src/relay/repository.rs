@@ -169,7 +169,7 @@ fn is_part(text: &str) -> bool {
 }
 
 /// Whether it never leaves this machine.
-fn is_here(uri: &Uri) -> bool {
+pub fn is_here(uri: &Uri) -> bool {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }

@@ -3,8 +3,13 @@
 //!
 //! The taking out is done by a sandbox of its own, which has the workspace read-only and nothing of the agent's
 //! running in it. Nothing that has gone wrong here changes how the run itself has ended.
+//!
+//! **Invariant:** from before the agent comes until the work is out of it, or there was none, the outbox names the
+//! workspace: whoever is killed meanwhile, it is found.
 
 mod extractor;
+mod left;
+mod taking;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,17 +18,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use super::directory::Directory;
 use super::residents::kept::Line;
 use crate::catalog::Entry;
-use crate::delivery::outbox;
+use crate::delivery::outbox::{self, Desk, Plan};
 use crate::delivery::rules::Rules;
 use crate::delivery::statement::Facts;
 use crate::delivery::{Begun, Delivered, Relay};
-use crate::relay::extract::{Announced, Commands};
 use crate::relay::mirror::{Author, Owner};
 use crate::relay::repository::Repository;
 use crate::relay::{Artifacts, BranchKey};
@@ -31,7 +33,10 @@ use crate::run::Run;
 use crate::sandbox::spec::{Access, GID, UID, Workspace};
 use crate::sandbox::{self, Driver, RunSpec};
 
+pub use left::{of_run, retry, take_out_left};
+
 use extractor::Extractor;
+use taking::Taken;
 
 /// A branch that the run's work is for. It is the run's for as long as this lives.
 #[derive(Clone)]
@@ -45,6 +50,15 @@ pub struct Target {
     agent: String,
     /// What they will be judged by.
     rules: Rules,
+    /// Where what comes out is to lie.
+    place: Artifacts,
+}
+
+/// A branch whose agent is about to work, or has worked.
+#[derive(Debug)]
+pub(super) struct Posted {
+    target: Target,
+    desk: Box<Desk>,
 }
 
 /// What has become of the work, as the result tells it.
@@ -57,6 +71,12 @@ pub enum Relayed {
         #[serde(skip_serializing_if = "Option::is_none")]
         branch: Option<String>,
         why: String,
+        /// For `cogni-gateway relay`, where something is left in the workspace.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<String>,
+        /// Whether there is anything that somebody would miss.
+        #[serde(skip)]
+        is_well: bool,
     },
     /// Nothing was to be delivered, by a word for why.
     Skipped {
@@ -89,9 +109,12 @@ impl Target {
         base: Option<&str>,
         patience: Duration,
     ) -> anyhow::Result<Self> {
-        let begun = Box::pin(relay.begin_within(&repository, key, base, patience)).await?;
-        let (agent, rules) = ("agent".to_owned(), relay.rules(None));
-        Ok(Self { relay, repository, begun, wants_pull_request: false, agent, rules })
+        let (mirror, lease) = relay.take_branch(&repository, key, patience).await?;
+        // So that this run builds on it, and finds nothing else in its workspace.
+        Box::pin(left::take_out_at(&relay, &repository, &lease)).await?;
+        let begun = Box::pin(relay.begin_at(&repository, (mirror, lease), base)).await?;
+        let (agent, rules, place) = ("agent".to_owned(), relay.rules(None), relay.place());
+        Ok(Self { relay, repository, begun, wants_pull_request: false, agent, rules, place })
     }
 
     /// With a pull request, once the run is over and was ok.
@@ -113,15 +136,58 @@ impl Target {
         Line { repository: self.repository.key(), branch_key }
     }
 
-    /// Gives the sandbox a workspace with the branch checked out, which goes with the run. Blocks.
-    pub(super) fn prepare(&self, spec: &mut RunSpec, directory: &Directory) -> anyhow::Result<()> {
+    /// Gives the sandbox a workspace with the branch checked out. It is beside what comes out of it, and not in the run's
+    /// directory, which goes with the run. Blocks.
+    pub(super) fn prepare(&self, spec: &mut RunSpec) -> anyhow::Result<()> {
         if spec.workspace != Workspace::None {
             bail!("a run with a repository has a workspace of its own; give no other");
         }
-        let path = directory.workspace();
+        Artifacts::create(self.place.directory())?;
+        let path = self.place.workspace();
         self.feed(&path)?;
         spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
         Ok(())
+    }
+
+    /// The run does not begin, and nobody was in its workspace. Blocks.
+    pub(super) fn abandon(&self) {
+        if let Err(error) = self.place.clone().discard() {
+            tracing::warn!(%error, "the workspace of a run that has not begun stays");
+        }
+    }
+
+    /// Writes down that the agent is about to come. Blocks.
+    pub(super) fn post(
+        self,
+        order: &sandbox::Order,
+        driver: &Driver,
+        policy: &str,
+    ) -> anyhow::Result<Posted> {
+        let Workspace::Directory { path, .. } = &order.spec.workspace else {
+            bail!("a run with a repository has no workspace");
+        };
+        let plan = Plan {
+            repository: self.repository.clone(),
+            state: self.begun.state.clone(),
+            facts: Facts {
+                run: order.spec.run.clone(),
+                agent: self.agent.clone(),
+                image: order.spec.root.to_string(),
+                policy: policy.to_owned(),
+                ..Facts::default()
+            },
+            rules: self.rules.clone(),
+            host: self.relay.host(),
+            artifacts: self.place.directory().to_owned(),
+            run_dir: order.stamp.run_dir.clone(),
+            docker_socket: match driver {
+                Driver::Docker { socket } => socket.clone(),
+                Driver::Embedded(_) => PathBuf::new(),
+            },
+        };
+        Artifacts::create(&plan.artifacts)?;
+        let desk = self.relay.outbox().begin(&plan, path)?;
+        Ok(Posted { target: self, desk: Box::new(desk) })
     }
 
     /// Checks the branch out in a directory that is not there yet. Blocks.
@@ -132,7 +198,9 @@ impl Target {
         let fed = mirror.feed(lease, state, workspace, (owner, &author));
         fed.with_context(|| format!("the workspace for `{}` cannot be filled", state.branch))
     }
+}
 
+impl Posted {
     /// Takes the work out and delivers it, as far as that can be done now.
     pub(super) async fn deliver(
         &self,
@@ -140,93 +208,34 @@ impl Target {
         order: &sandbox::Order,
         source: Source<'_>,
     ) -> Relayed {
-        let branch = Some(self.begun.state.branch.to_string());
-        let artifacts = match self.relay.artifacts() {
-            Ok(artifacts) => artifacts,
-            Err(error) => {
-                let why = format!("{error}; the workspace could not be kept");
-                return Relayed::Not { branch, why };
-            }
-        };
-        let extractor = Extractor::new(driver, order, self.relay.git());
-        let image = order.spec.root.to_string();
-        match Box::pin(self.try_deliver(&extractor, &artifacts, image, source)).await {
-            Ok(Some(delivered)) => Relayed::Delivered(delivered),
-            Ok(None) => {
-                if let Err(error) = artifacts.discard() {
-                    tracing::warn!(run = order.spec.run, %error, "an empty directory stays");
+        let Target { relay, begun, wants_pull_request, .. } = &self.target;
+        let extractor = Extractor::new(driver, order, relay.git());
+        let mut desk = self.desk.clone();
+        desk.plan.facts.spent = source.run.ledger.spent();
+        let words = (*wants_pull_request && source.is_ok).then_some(source.words);
+        let delivering = async {
+            match Box::pin(taking::take_out(relay, &extractor, &desk, words)).await? {
+                Taken::Work(job) => {
+                    let (lease, audit) = (&begun.lease, &source.run.audit);
+                    let delivered = relay.deliver_until(source.leave, job.order, lease, audit);
+                    Ok(Relayed::Delivered(Box::pin(delivered).await?))
                 }
-                Relayed::Not { branch, why: "nothing was committed".to_owned() }
+                Taken::Nothing => Ok(Relayed::nothing(&desk)),
+                Taken::Left(desk) => Ok(Relayed::left(&desk)),
             }
-            Err(error) => {
-                tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
-                let why = match keep(order, &artifacts).await {
-                    Ok(place) => {
-                        format!("{error:#}; the workspace is kept in `{}`", place.display())
-                    }
-                    Err(lost) => format!("{error:#}; the workspace could not be kept: {lost:#}"),
-                };
-                Relayed::Not { branch, why }
-            }
-        }
-    }
-
-    async fn try_deliver(
-        &self,
-        extractor: &Extractor,
-        artifacts: &Artifacts,
-        image: String,
-        source: Source<'_>,
-    ) -> anyhow::Result<Option<Delivered>> {
-        let Begun { lease, state, .. } = &self.begun;
-        let commands = Commands::new(state, sandbox::spec::WORKSPACE, self.relay.limits());
-        let facts = extractor.answer(artifacts, &commands.facts).await?;
-        let Some(announced) = Announced::parse(&facts, 0)? else { return Ok(None) };
-        // A `HEAD` that names nothing is no failure.
-        let head = extractor.answer(artifacts, &commands.head).await.unwrap_or_default();
-        // They are for people, and to be compared: without them the commits go as they are.
-        let patches = extractor.fill(artifacts, &artifacts.patches(), &commands.patches).await;
-        if let Err(error) = patches {
-            tracing::warn!("the patches are not whole: {error:#}");
-        }
-        extractor.fill(artifacts, &artifacts.bundle(), &commands.bundle).await?;
-        let order = outbox::Order {
-            repository: self.repository.clone(),
-            state: state.clone(),
-            announced: announced.with_head(&head),
-            facts: Facts {
-                run: source.run.identity.run.clone(),
-                agent: self.agent.clone(),
-                image,
-                policy: source.policy.to_owned(),
-                spent: source.run.ledger.spent(),
-            },
-            rules: Some(self.rules.clone()),
-            artifacts: artifacts.directory().to_owned(),
-            pull_request: (self.wants_pull_request && source.is_ok).then_some(source.words),
         };
-        Ok(Some(self.relay.deliver_until(source.leave, order, lease, &source.run.audit).await?))
+        let done: anyhow::Result<_> = delivering.await;
+        done.unwrap_or_else(|error| {
+            tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
+            let (branch, id) = (Some(begun.state.branch.to_string()), Some(desk.id.clone()));
+            Relayed::Not { branch, why: format!("{error:#}"), id, is_well: false }
+        })
     }
-}
-
-/// Copies the workspace beside what did come out: the run's directory goes with the run.
-async fn keep(order: &sandbox::Order, artifacts: &Artifacts) -> anyhow::Result<PathBuf> {
-    let Workspace::Directory { path, .. } = &order.spec.workspace else {
-        bail!("there is none");
-    };
-    let place = artifacts.directory().join("workspace");
-    // As they are: it follows no link, and runs nothing of what it copies.
-    let copied = Command::new("cp").args(["-a", "--"]).arg(path).arg(&place).output().await?;
-    if !copied.status.success() {
-        bail!("{}", String::from_utf8_lossy(&copied.stderr).trim());
-    }
-    Ok(place)
 }
 
 /// The run that the work comes from, whose processes are gone.
 pub(super) struct Source<'a> {
     pub(super) run: &'a Run,
-    pub(super) policy: &'a str,
     /// Only then somebody is asked to look at it.
     pub(super) is_ok: bool,
     pub(super) words: outbox::Words,
@@ -244,7 +253,28 @@ impl Relayed {
     /// Why a run with a repository has no branch.
     pub fn skipped() -> Self {
         let why = "it has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`";
-        Self::Not { branch: None, why: why.to_owned() }
+        Self::Not { branch: None, why: why.to_owned(), id: None, is_well: true }
+    }
+
+    /// Whether all that was committed is where it belongs.
+    pub fn is_well(&self) -> bool {
+        match self {
+            Self::Delivered(delivered) => delivered.step == outbox::Step::Done.as_str(),
+            Self::Not { is_well, .. } => *is_well,
+            Self::Skipped { .. } => true,
+        }
+    }
+
+    fn nothing(desk: &Desk) -> Self {
+        let branch = Some(desk.plan.state.branch.to_string());
+        Self::Not { branch, why: taking::NOTHING.to_owned(), id: None, is_well: true }
+    }
+
+    fn left(desk: &Desk) -> Self {
+        let branch = Some(desk.plan.state.branch.to_string());
+        let left = desk.left.as_deref().unwrap_or_default();
+        let why = format!("{left}; the workspace is kept in `{}`", desk.workspace.display());
+        Self::Not { branch, why, id: Some(desk.id.clone()), is_well: false }
     }
 
     /// The same, for programs.

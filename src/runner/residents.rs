@@ -224,17 +224,27 @@ impl Residents {
         tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
         let directory = own.path().to_owned();
         let turn = Turn::new(held, self.terms, (spec.clone(), grace));
+        let order = sandbox::Order { spec, stamp, directory, grace };
+        let target = match target {
+            Some(target) => {
+                let (order, driver) = (order.clone(), driver.clone());
+                let post = move || target.post(&order, &driver, &policy);
+                let posted =
+                    spawn_blocking(post).await.context("the workspace was not written down")??;
+                Some(Box::new(posted))
+            }
+            None => None,
+        };
         Ok(Prepared {
             gateway,
-            run: spec.run.clone(),
+            run: order.spec.run.clone(),
             driver,
-            order: sandbox::Order { spec, stamp, directory, grace },
+            order,
             sandbox: Inside::Resident(Box::new(turn)),
             directories: vec![own],
             is_agent: agent.is_some(),
             target,
             quota: Some(quota),
-            policy,
         })
     }
 

@@ -82,7 +82,6 @@ struct Ready {
 /// What a run has beside its slot.
 struct Bound {
     gateway: Gateway,
-    policy: String,
     spec: RunSpec,
     stamp: Stamp,
     name: Directory,
@@ -116,7 +115,7 @@ impl Pool {
         let ready = self.take().ok_or(Unclaimed::NoneReady)?;
         self.changed.notify_one();
         match self.bind(&order, &ready) {
-            Ok(Bound { gateway, policy, spec, stamp, name }) => {
+            Ok(Bound { gateway, spec, stamp, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 let directory = ready.directory.path().to_owned();
                 let sandbox = ready.slot.claim(&spec, order.grace);
@@ -133,7 +132,6 @@ impl Pool {
                     is_agent: order.agent.is_some(),
                     target: None,
                     quota,
-                    policy,
                 })
             }
             Err(error) => {
@@ -155,9 +153,8 @@ impl Pool {
         }
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: name.parent(), deadline };
-        let policy = config.digest();
         let gateway = Gateway::open(config, order.seats.as_ref())?;
-        Ok(Bound { gateway, policy, spec, stamp, name })
+        Ok(Bound { gateway, spec, stamp, name })
     }
 
     /// Keeps the stock until `stop`, which is the way to end it, and then takes away what is left of it.

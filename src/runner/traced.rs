@@ -48,7 +48,7 @@ pub(super) fn relay(trace: &Trace, begun: SystemTime, relayed: &Relayed) {
                 .extend(delivered.verdict.map(|verdict| ("cogni.relay.verdict", verdict.into())));
             attributes.push(("cogni.relay.is_pushed", delivered.is_pushed.into()));
         }
-        Relayed::Skipped { .. } => (),
+        Relayed::Skipped { .. } | Relayed::Not { is_well: true, .. } => (),
         Relayed::Not { .. } => error = Some("not_delivered".into()),
     }
     trace.tell(Span { attributes, error, ..trace.begun("relay", begun) });

@@ -12,55 +12,67 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Shared, Supervisor, ending};
-use crate::delivery::outbox::Job;
+use crate::delivery::outbox::{Desk, Job};
 use crate::delivery::{self, Delivered, Relay};
 use crate::journal::Feed;
-
-/// A run, and its row of the outbox.
-pub(super) struct Left {
-    pub(super) feed: Feed,
-    pub(super) job: Job,
-}
+use crate::runner::delivery::of_run;
 
 impl Supervisor {
     /// Brings each to its end, in the background.
-    pub(super) fn see_through(&self, left: Vec<Left>) {
+    pub(super) fn see_through(&self, left: Vec<Feed>) {
         let shared = Arc::clone(&self.0);
-        for Left { feed, .. } in &left {
+        for feed in &left {
             shared.live().insert(feed.run().to_owned(), CancellationToken::new());
         }
         self.0.tasks.spawn(async move {
             let shared = &shared;
-            let ends = stream::iter(left).map(|left| Box::pin(shared.end_delivered(left)));
+            let ends = stream::iter(left).map(|feed| Box::pin(shared.end_delivered(feed)));
             ends.buffer_unordered(AT_ONCE).for_each(std::future::ready).await;
         });
     }
 }
 
 impl Shared {
-    /// What of a run is in the outbox.
-    pub(super) async fn on_its_way(&self, run: &str) -> anyhow::Result<Option<Job>> {
-        let Some(relay) = self.relay.load_full() else { return Ok(None) };
+    /// Whether there is a row for a run, or may be one when its workspace has been looked at.
+    pub(super) async fn has_work(&self, run: &str) -> anyhow::Result<bool> {
+        let Some(relay) = self.relay.load_full() else { return Ok(false) };
         let run = run.to_owned();
+        let asked = move || {
+            let is_its = |desk: &Desk| desk.plan.facts.run == run && desk.left.is_none();
+            let outbox = relay.outbox();
+            anyhow::Ok(!outbox.of_run(&run)?.is_empty() || outbox.desks()?.iter().any(is_its))
+        };
+        spawn_blocking(asked).await?
+    }
+
+    /// The row of a run, whose work is taken out first if it is not yet.
+    async fn row(relay: &Arc<Relay>, run: &str) -> anyhow::Result<Option<Job>> {
+        let taken = timeout(LONGEST, Box::pin(of_run(relay, run))).await;
+        if let Ok(Err(error)) = taken {
+            tracing::error!(run, "what it has left is not taken out: {error:#}");
+        }
+        let (relay, run) = (Arc::clone(relay), run.to_owned());
         let jobs = spawn_blocking(move || relay.outbox().of_run(&run)).await??;
         Ok(jobs.into_iter().next_back())
     }
 
-    async fn end_delivered(&self, left: Left) {
-        let Left { feed, job } = left;
+    async fn end_delivered(&self, feed: Feed) {
         let delivered = match self.relay.load_full() {
-            Some(relay) => self.delivered(&relay, &job.id).await,
+            Some(relay) => self.delivered(&relay, feed.run()).await,
             None => None,
         };
-        if let Some(delivered) = &delivered {
-            tracing::info!(run = feed.run(), relay = job.id, step = delivered.step, "delivered");
+        if let Some(Delivered { id, step, .. }) = &delivered {
+            tracing::info!(run = feed.run(), relay = id, step, "delivered");
         }
         self.end(&feed, ending::interrupted(delivered.as_ref(), &feed)).await;
         self.live().remove(feed.run());
     }
 
     /// How far it has come, when it goes no further for now.
-    async fn delivered(&self, relay: &Arc<Relay>, id: &str) -> Option<Delivered> {
+    async fn delivered(&self, relay: &Arc<Relay>, run: &str) -> Option<Delivered> {
+        let row = self.leave.run_until_cancelled(Box::pin(Self::row(relay, run))).await?;
+        let row = row.inspect_err(|error| tracing::error!(run, "it is lost sight of: {error:#}"));
+        let id = &*row.ok()??.id;
         let gone = timeout(LONGEST, Box::pin(go(relay, id)));
         let gone = self.leave.run_until_cancelled(gone).await;
         if let Some(Ok(Err(error))) = gone {

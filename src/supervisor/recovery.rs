@@ -9,10 +9,9 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::bill::Bill;
-use super::delivering::Left;
 use super::{Supervisor, Wanted, ending};
 use crate::audit::seal::Seal;
-use crate::journal::{Kind, Row, State};
+use crate::journal::{Feed, Kind, Row, State};
 use crate::runner::sweep::Sweep;
 
 impl Supervisor {
@@ -35,7 +34,7 @@ impl Supervisor {
     }
 
     /// Returns what has to be delivered before it can end.
-    async fn recover_one(&self, row: Row) -> anyhow::Result<Option<Left>> {
+    async fn recover_one(&self, row: Row) -> anyhow::Result<Option<Feed>> {
         let feed = self.0.journal.resume(&row).await?;
         let wanted = self.0.journal.wanted(&row.id).await?;
         let wanted: Wanted = serde_json::from_str(&wanted)?;
@@ -49,8 +48,8 @@ impl Supervisor {
         }
         let told = self.0.journal.saved(&row.id, Kind::UsageReport).await?;
         Bill::new(&self.0.books, &feed, &self.audit_log(&row.id)).after(&told).take().await;
-        if let Some(job) = self.0.on_its_way(&row.id).await? {
-            return Ok(Some(Left { feed, job }));
+        if self.0.has_work(&row.id).await? {
+            return Ok(Some(feed));
         }
         self.0.end(&feed, ending::interrupted(None, &feed)).await;
         Ok(None)

@@ -1,5 +1,6 @@
 //! Durable delivery, with real git and a stand-in for GitHub.
 
+mod host;
 mod judged;
 mod kill;
 mod later;
@@ -8,4 +9,5 @@ mod outbox;
 mod rules;
 mod statement;
 mod sweep;
+mod vouched;
 mod way;

@@ -9,6 +9,7 @@ mod ending;
 mod escape;
 mod isolation;
 mod killed;
+mod left;
 mod leftover;
 mod proxy;
 mod repository;

@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use http::Uri;
+use http::uri::Scheme;
 
 use super::default_state;
 use crate::audit;
 use crate::base::secret::Secret;
-use crate::delivery::{Access, Relay, Settings};
+use crate::delivery::{Access, Known, Relay, Settings};
 use crate::forge::credential::{App, Credential};
 use crate::forge::github::{Api, Config};
 use crate::git::{Network, Proxy};
 use crate::relay::judge;
+use crate::relay::judge::SHORTEST_KNOWN;
+use crate::relay::repository::is_here;
 
 /// Where the relay keeps what outlives a run.
 #[derive(Clone, Debug, clap::Args)]
@@ -101,14 +104,15 @@ impl Setup {
         Self { state: StateDir { state_dir: Some(state_dir) }, ..self }
     }
 
-    /// Opens the relay; `known` are secrets of this host that must not be in anybody's work. Blocks.
+    /// Opens the relay. The secrets of this host that must not be in anybody's work are found here; the upstream's key is
+    /// `upstream_key`, or that of the variable. Blocks.
     ///
     /// # Errors
     /// A file cannot be read, or what is in it is not what it should be.
     pub fn open(
         self,
         variable: impl Fn(&str) -> Option<String>,
-        known: Vec<Secret>,
+        upstream_key: Option<Secret>,
     ) -> anyhow::Result<Relay> {
         let state = self.state.path();
         fs::create_dir_all(&state).with_context(|| {
@@ -126,9 +130,34 @@ impl Setup {
             access: self.access(&variable)?,
             network: self.network(&variable)?,
             signing_key: Some(signing_key(&variable, &state)?),
-            known,
+            known: self.known(&variable, &state, upstream_key)?,
         };
         Ok(Relay::open(settings)?)
+    }
+
+    /// All but the token, which comes and goes: the one that work is delivered with must not be in it in any case.
+    fn known(
+        &self,
+        variable: &impl Fn(&str) -> Option<String>,
+        state: &Path,
+        upstream_key: Option<Secret>,
+    ) -> anyhow::Result<Vec<Known>> {
+        const UPSTREAM: &str = "LITELLM_MASTER_KEY";
+        let upstream_key = match upstream_key.filter(|key| !key.is_empty()) {
+            None => secret(None, UPSTREAM, variable)?,
+            given => given,
+        };
+        let app_key = self.github_app_key_file.as_deref().map(read).transpose()?;
+        let password = self.network(variable)?.proxy.as_ref().and_then(Proxy::password);
+        let all = [
+            (UPSTREAM, upstream_key),
+            ("AUDIT_SIGNING_KEY", Some(signing_key(variable, state)?)),
+            ("GITHUB_APP_KEY_FILE", app_key.map(|key| Secret::new(key.trim()))),
+            ("HTTPS_PROXY", password),
+        ];
+        let known = all.into_iter().filter_map(|(name, secret)| Some((name, secret?)));
+        let known = known.filter(|(_, secret)| secret.expose().len() >= SHORTEST_KNOWN);
+        Ok(known.map(|(name, secret)| Known { name, secret }).collect())
     }
 
     /// The variables are those that everybody sets; they are not flags, since a proxy's address may hold a password.
@@ -170,6 +199,11 @@ impl Setup {
             (None, None, _) => return Ok(None),
         };
         let url = self.github_api_url.clone();
+        if url.scheme() != Some(&Scheme::HTTPS) && !is_here(&url) {
+            bail!(
+                "`GITHUB_API_URL` would send a token over a network in the clear; give `https://`"
+            );
+        }
         let config = Config { url, network: self.network(variable)?, ..Config::default() };
         let api = Api::new(config).context("GitHub's authorities cannot be read")?;
         Ok(Some(Access { api, credential }))

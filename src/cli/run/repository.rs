@@ -106,17 +106,17 @@ impl Args {
 }
 
 impl Wanted {
-    /// Makes the branch the run's. `known` are secrets of this host, which must not be in anybody's work.
+    /// Makes the branch the run's. `upstream_key` is one of the secrets that must not be in anybody's work.
     ///
     /// # Errors
     /// Another run has it, or it cannot be looked up.
     pub(super) async fn target(
         self,
         agent: Option<&Entry>,
-        known: Vec<Secret>,
+        upstream_key: Secret,
     ) -> anyhow::Result<Target> {
         let Self { repository, key, args } = self;
-        let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), known)?);
+        let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), Some(upstream_key))?);
         if let Some(agent) = agent {
             relay.tell_idle(&agent.name, agent.relay.as_ref());
         }

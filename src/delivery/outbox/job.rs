@@ -26,11 +26,33 @@ pub struct Order {
     /// What it is judged by, whoever takes it up; absent in rows of earlier versions, which are judged by what holds then.
     #[serde(default)]
     pub rules: Option<Rules>,
-    /// Where what came out lies.
+    /// What of this host it depends on; absent in rows of earlier versions, which take what they find.
+    #[serde(default)]
+    pub host: Option<Host>,
+    /// Where what came out lies. It is this work's alone.
     pub artifacts: PathBuf,
     /// What is to stand on the pull request, if there is to be one.
     #[serde(default)]
     pub pull_request: Option<Words>,
+}
+
+/// What would come to another commit, or to another verdict, where it was another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// `Name <email>`: who its commits are by, whoever takes it up.
+    pub committer: String,
+    /// Another for each work, so that nothing can be told by comparing digests.
+    pub salt: String,
+    /// The credentials that must not be in it. Whoever does not know all of them cannot judge it.
+    pub known: Vec<Mark>,
+}
+
+/// A credential of this host's, without what it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The variable that it is given in.
+    pub name: String,
+    pub digest: String,
 }
 
 /// The agent's words, as they came.
@@ -60,6 +82,10 @@ pub struct Job {
     pub due: SystemTime,
     /// Why it is not further.
     pub error: Option<String>,
+    /// Of what kind that is, where it is at its end; as in the audit.
+    pub code: Option<String>,
+    /// What has become of the statement beside the commit.
+    pub statement: Option<String>,
     pub created: SystemTime,
 }
 
@@ -106,7 +132,7 @@ pub enum Progress {
     Pushed,
     PullRequested(Pull),
     Done,
-    Held { why: String },
+    Held { code: &'static str, why: String },
     Failed { why: String },
 }
 
@@ -145,7 +171,8 @@ impl Step {
         match (self, next) {
             (from, Self::Held | Self::Failed) => !from.is_end(),
             (Self::Extracted, Self::Quarantined)
-            | (Self::Quarantined, Self::Judged)
+            // Who takes it up may come to another verdict.
+            | (Self::Quarantined | Self::Judged, Self::Judged)
             | (Self::Judged, Self::Pushed)
             | (Self::Pushed, Self::PullRequested)
             // Not everybody asks for a pull request.
@@ -186,6 +213,25 @@ impl From<&judge::Verdict> for Verdict {
     }
 }
 
+impl Job {
+    /// Whether git takes it anywhere: what this host's git does not let in, another had better not, either.
+    pub fn can_be_applied(&self) -> bool {
+        self.code.as_deref() != Some(OBJECTS)
+    }
+
+    /// Whether the same may come to another end, where nothing but the time is another.
+    pub fn can_be_retried(&self) -> bool {
+        self.step != Step::Done && self.code.as_deref() != Some(MOVED)
+    }
+}
+
+impl Words {
+    /// Without a title: that is made of the commits then.
+    pub fn of(body: String) -> Self {
+        Self { body, ..Self::default() }
+    }
+}
+
 impl Order {
     pub fn branch(&self) -> &Branch {
         &self.state.branch
@@ -215,14 +261,19 @@ impl Progress {
             Self::Pushed => job.is_pushed = true,
             Self::PullRequested(pull) => job.pull = Some(pull),
             Self::Done => (),
-            Self::Held { why } | Self::Failed { why } => job.error = Some(super::short(&why)),
+            Self::Held { code, why } => {
+                (job.code, job.error) = (Some(code.to_owned()), Some(super::short(&why)));
+            }
+            Self::Failed { why } => {
+                (job.code, job.error) = (Some("failed".to_owned()), Some(super::short(&why)));
+            }
         }
     }
 }
 
 /// What [`read`] reads, in its order.
 pub(super) const COLUMNS: &str = "id, \"order\", fence, step, verdict, head, is_pushed, pull_number, pull_url, attempts, \
-                                  due, error, created, reasons";
+                                  due, error, created, code, statement, reasons";
 
 pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
     let text = |at: usize| row.get::<_, Option<String>>(at);
@@ -250,10 +301,18 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
         due: instant(row.get(10)?),
         error: text(11)?,
         created: instant(row.get(12)?),
+        code: text(13)?,
+        statement: text(14)?,
         // They are for people; another version may say them in another way.
-        reasons: serde_json::from_str(&row.get::<_, String>(13)?).unwrap_or_default(),
+        reasons: serde_json::from_str(&row.get::<_, String>(15)?).unwrap_or_default(),
     })
 }
+
+/// Why a row is held: what has come out is not in git's form.
+pub(in crate::delivery) const OBJECTS: &str = "objects";
+
+/// Why a row is held: its branch is not where its run began.
+pub(in crate::delivery) const MOVED: &str = "moved";
 
 type Odd = Box<dyn std::error::Error + Send + Sync>;
 
@@ -262,6 +321,6 @@ pub(super) fn millis(time: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn instant(millis: i64) -> SystemTime {
+pub(super) fn instant(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
 }

@@ -54,4 +54,48 @@ CREATE TABLE job (
 CREATE INDEX job_due ON job (due) WHERE step NOT IN ('done', 'held', 'failed');
 ", "
 ALTER TABLE job ADD COLUMN reasons TEXT NOT NULL DEFAULT '[]';
+", "
+CREATE TABLE job_next (
+    id          TEXT NOT NULL PRIMARY KEY,
+    repository  TEXT NOT NULL,
+    branch_key  TEXT NOT NULL,
+    run         TEXT NOT NULL,
+    \"order\"     TEXT NOT NULL,
+    artifacts   TEXT NOT NULL,
+    fence       INTEGER NOT NULL DEFAULT 0,
+    step        TEXT NOT NULL CHECK (step IN
+        ('extracted', 'quarantined', 'judged', 'pushed', 'pull_requested', 'done', 'held', 'failed')),
+    verdict     TEXT CHECK (verdict IN ('push', 'review', 'hold')),
+    head        TEXT,
+    is_pushed   INTEGER NOT NULL DEFAULT 0,
+    pull_number INTEGER,
+    pull_url    TEXT,
+    attempts    INTEGER NOT NULL DEFAULT 0,
+    due         INTEGER NOT NULL,
+    error       TEXT,
+    created     INTEGER NOT NULL,
+    updated     INTEGER NOT NULL,
+    code        TEXT,
+    statement   TEXT,
+    reasons     TEXT NOT NULL DEFAULT '[]'
+) STRICT;
+INSERT INTO job_next (id, repository, branch_key, run, \"order\", artifacts, fence, step, verdict, head, is_pushed,
+        pull_number, pull_url, attempts, due, error, created, updated, reasons)
+    SELECT id, repository, branch_key, run, \"order\", artifacts, fence, step, verdict, head, is_pushed,
+        pull_number, pull_url, attempts, due, error, created, updated, reasons FROM job;
+DROP TABLE job;
+ALTER TABLE job_next RENAME TO job;
+CREATE INDEX job_due ON job (due) WHERE step NOT IN ('done', 'held', 'failed');
+CREATE INDEX job_artifacts ON job (artifacts);
+CREATE TABLE desk (
+    id          TEXT NOT NULL PRIMARY KEY,
+    repository  TEXT NOT NULL,
+    branch_key  TEXT NOT NULL,
+    run         TEXT NOT NULL,
+    plan        TEXT NOT NULL,
+    artifacts   TEXT NOT NULL,
+    workspace   TEXT NOT NULL,
+    remains     TEXT,
+    created     INTEGER NOT NULL
+) STRICT;
 "];

@@ -101,7 +101,7 @@ const EXAMPLES: [&str; 3] =
 const KNOWN: &str = "this host's own";
 
 /// A shorter one would be found everywhere.
-const SHORTEST: usize = 12;
+pub const SHORTEST: usize = 12;
 
 /// The longest credential that is found where two pieces meet.
 const LONGEST: usize = 512;

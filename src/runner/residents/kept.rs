@@ -17,7 +17,9 @@ use uuid::Uuid;
 use super::home::Label;
 pub use super::home::{Line, Tenant};
 use crate::base::tree;
-use crate::delivery::outbox::{Job, Outbox};
+use crate::delivery::outbox::{Desk, Job, Outbox};
+use crate::relay::Branch;
+use crate::relay::repository::Repository;
 use crate::runner::directory;
 
 /// All that residents have kept at one place.
@@ -187,13 +189,18 @@ impl fmt::Display for Tenant {
     }
 }
 
-/// Whether the relay has work of a branch under way. Where nobody can tell, it may have. Blocks.
+/// Whether the relay has work of a branch under way, or has yet to take it out. Where nobody can tell, it may have. Blocks.
 pub fn is_under_way(outbox: &Outbox, line: &Line) -> bool {
-    let is_of = |job: &Job| {
-        job.order.repository.key() == line.repository
-            && job.order.branch().key().as_str() == line.branch_key
+    let is_of = |repository: &Repository, branch: &Branch| {
+        repository.key() == line.repository && branch.key().as_str() == line.branch_key
     };
-    outbox.list(true).map_or(true, |jobs| jobs.iter().any(is_of))
+    let is_way =
+        |jobs: Vec<Job>| jobs.iter().any(|job| is_of(&job.order.repository, job.order.branch()));
+    let is_in = |desks: Vec<Desk>| {
+        let open = desks.iter().filter(|desk| desk.left.is_none()).map(|desk| &desk.plan);
+        open.into_iter().any(|plan| is_of(&plan.repository, &plan.state.branch))
+    };
+    outbox.list(true).map_or(true, is_way) || outbox.desks().map_or(true, is_in)
 }
 
 fn is_home(name: &str) -> bool {

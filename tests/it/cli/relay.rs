@@ -22,20 +22,22 @@ fn held_work_is_shown_and_applied() {
     insta::assert_snapshot!(said.replace(&id, "ID"), @r"
     ID held: sandbox/task-1 of https://github.com/acme/site.git, from run run-1
         `.github/workflows/ci.yml`: it runs with the repository's secrets
-        cogni-gateway relay apply ID | retry [--new-rules] ID
+        cogni-gateway relay apply ID | retry [--new-rules] ID | discard ID
     ");
 
     let work = place.path().join("work");
     let (code, said) = relay(&state, &work, &["apply", &id]);
-    assert_eq!((code, said.as_str()), (0, "it is the branch `held/task-1` here\n"));
-    assert_eq!(git(&work, &["show", "held/task-1:made"]), "by an agent");
+    let branch = format!("held/task-1-{}", &id[24..]);
+    assert_eq!((code, said), (0, format!("it is the branch `{branch}` here\n")));
+    assert_eq!(git(&work, &["show", &format!("{branch}:made")]), "by an agent");
     let log = state.join("audit").join(format!("{id}.jsonl"));
     assert!(relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
     let report = cogni_gateway::audit::verify::verify(&log, None).unwrap();
     assert!(report.finished && fs::read_to_string(&log).unwrap().contains("relay.applied"));
     let (_, line) = relay(&state, &work, &["apply", "--print", &id]);
     assert!(
-        line.starts_with("git fetch '") && line.ends_with("refs/heads/held/task-1'\n"),
+        line.starts_with("git -c fetch.fsckObjects=true fetch '")
+            && line.ends_with(&format!("refs/heads/{branch}'\n")),
         "{line}"
     );
 }
@@ -46,13 +48,44 @@ fn an_empty_outbox_is_well() {
     let place = tempfile::tempdir().unwrap();
     let state = place.path().join("state");
     let (code, said) = relay(&state, place.path(), &["status"]);
-    assert_eq!((code, said.as_str()), (0, "everything is delivered\n"));
+    assert_eq!((code, state.exists()), (2, false), "to look is not to make one");
+    insta::assert_snapshot!(said.replace(&state.display().to_string(), "STATE"), @"error: nothing was ever relayed here: there is no `STATE/outbox.sqlite`; see `--state-dir`");
     let (code, said) = relay(&state, place.path(), &["retry", "nobody"]);
     assert_eq!(code, 2);
+    let status = relay(&state, place.path(), &["status"]);
+    assert_eq!((status.0, status.1.as_str()), (0, "everything is delivered\n"));
     insta::assert_snapshot!(said, @"error: there is no relay `nobody`; `cogni-gateway relay status` lists them");
     // Other rules are for work that somebody has named.
     let (code, said) = relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
     assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+}
+
+/// L5: what nobody wants is thrown away, and nothing else is.
+#[test]
+fn held_work_can_be_thrown_away() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let (code, said) = relay(&state, place.path(), &["discard", &id]);
+    assert_eq!((code, said.as_str()), (0, "it is gone\n"));
+    assert!(!place.path().join("artifacts").exists());
+    assert_eq!(relay(&state, place.path(), &["status"]).0, 0);
+    assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
+}
+
+/// L6: a token goes to this machine, or by TLS.
+#[test]
+fn an_api_in_the_clear_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let asked = |url: &str| {
+        let flags = ["retry", "--due", "--github-api-url", url];
+        relay(&place.path().join("state"), place.path(), &flags)
+    };
+    let (code, said) = asked("http://192.0.2.2/api/v3");
+    assert_eq!(code, 2);
+    insta::assert_snapshot!(said, @"error: `GITHUB_API_URL` would send a token over a network in the clear; give `https://`");
+    for url in ["http://127.0.0.1:1/api/v3", "https://192.0.2.2/api/v3"] {
+        assert_eq!(asked(url).0, 0);
+    }
 }
 
 /// L4: what is held survives a sweep of any age.
@@ -109,12 +142,13 @@ fn held(place: &TempDir) -> (std::path::PathBuf, String) {
         announced: Announced { tip, tree, commits: 1, merges: 0, head: None },
         facts: Facts { run: "run-1".to_owned(), ..Facts::default() },
         rules: None,
+        host: None,
         artifacts: artifacts.directory().to_owned(),
         pull_request: None,
     };
     let job = outbox.add(&order).unwrap();
     let why = "`.github/workflows/ci.yml`: it runs with the repository's secrets".to_owned();
-    (state, outbox.advance(&job, Progress::Held { why }).unwrap().id)
+    (state, outbox.advance(&job, Progress::Held { code: "policy", why }).unwrap().id)
 }
 
 fn relay(state: &Path, directory: &Path, arguments: &[&str]) -> (i32, String) {

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::delivery::outbox::{
-    Error, Job, Order, Outbox, Progress, Pull, Step, Verdict, Words,
+    Error, Host, Job, Order, Outbox, Plan, Progress, Pull, Step, Verdict, Words,
 };
+use cogni_gateway::delivery::rules::Rules;
 use cogni_gateway::delivery::statement::Facts;
 use cogni_gateway::relay::extract::Announced;
-use cogni_gateway::relay::judge::{self, Reason, Ruling};
-use cogni_gateway::relay::{Branch, BranchKey, BranchState, Sha};
+use cogni_gateway::relay::judge::{self, Config, Reason, Ruling};
+use cogni_gateway::relay::{Branch, BranchKey, BranchState, Lease, Sha};
 use cogni_gateway::runner::residents::kept::{Fate, Line, Shelf, is_under_way};
 use proptest::prelude::*;
 use serde_json::json;
@@ -39,7 +40,8 @@ fn a_row_outlives_its_process() {
     }
 }
 
-/// L7: the same work of the same run is the same row, however often it is brought.
+/// L7: the same work of the same run is the same row, however often it is brought. Other work of it is another, even if it
+/// comes to the same tree.
 #[test]
 fn the_same_work_is_the_same_row() {
     let place = tempfile::tempdir().unwrap();
@@ -48,7 +50,10 @@ fn the_same_work_is_the_same_row() {
     let moved = outbox.advance(&first, quarantined()).unwrap();
     assert_eq!(outbox.add(&order("run-1")).unwrap(), moved);
     assert_ne!(outbox.add(&order("run-2")).unwrap().id, first.id);
-    assert_ne!(outbox.add(&with_tree("other")).unwrap().id, first.id);
+    let other = Order { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    let second = outbox.add(&other).unwrap();
+    assert_ne!(second.id, first.id);
+    assert_eq!(second.step, Step::Extracted);
 }
 
 /// L7: no step can be left out, and none is taken back.
@@ -64,7 +69,7 @@ fn steps_come_in_their_order() {
     insta::assert_snapshot!(Step::ALL.map(ways).join("\n"), @r"
     extracted → quarantined, held, failed
     quarantined → judged, held, failed
-    judged → pushed, held, failed
+    judged → judged, pushed, held, failed
     pushed → pull_requested, done, held, failed
     pull_requested → done, held, failed
     done → nothing
@@ -124,7 +129,9 @@ fn what_is_left_for_later_is_due_then() {
     assert_eq!(pending(&outbox).unwrap().len(), 1);
 
     let job = outbox.get(&job.id).unwrap();
-    let held = outbox.advance(&job, Progress::Held { why: "a workflow".to_owned() }).unwrap();
+    let held = outbox
+        .advance(&job, Progress::Held { code: "policy", why: "a workflow".to_owned() })
+        .unwrap();
     assert_eq!([due(11), outbox.list(true).unwrap().len()], [0, 0]);
     assert_eq!(outbox.list(false).unwrap().first(), Some(&held));
     let again = outbox.revive(&held).unwrap();
@@ -155,6 +162,91 @@ fn work_under_way_keeps_a_workspace() {
     assert!(!home.exists());
 }
 
+/// L7: what an earlier version wrote is there, row by row, and the same run may bring more.
+#[test]
+fn rows_of_an_earlier_version_are_read() {
+    let place = tempfile::tempdir().unwrap();
+    fs::create_dir(place.path().join("state")).unwrap();
+    let path = place.path().join("state/relay.sqlite");
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    connection.execute_batch(include_str!("outbox/first.sql")).unwrap();
+    let text = serde_json::to_value(order("run-1")).unwrap();
+    let mut old = text.as_object().unwrap().clone();
+    old.remove("host");
+    old.remove("rules");
+    let given = (serde_json::to_string(&old).unwrap(), "/somewhere/run-1");
+    let insert = "INSERT INTO job (id, repository, branch_key, run, tree, \"order\", artifacts, step, verdict, due, created, updated) \
+                  VALUES ('one', 'github.com/acme/site', 'task-1', 'run-1', 't', ?1, ?2, 'held', 'hold', 1, 1, 1)";
+    connection.execute(insert, given).unwrap();
+    drop(connection);
+    let outbox = open(&place);
+    let job = outbox.get("one").unwrap();
+    assert_eq!(
+        (job.step, job.verdict, &job.order),
+        (Step::Held, Some(Verdict::Hold), &order("run-1"))
+    );
+    let other = Order { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    assert_ne!(outbox.add(&other).unwrap().id, "one");
+    assert_eq!(outbox.list(false).unwrap().len(), 2);
+}
+
+/// L7: what comes out of a workspace takes the place of its desk, and its name.
+#[test]
+fn a_desk_becomes_the_row_of_its_work() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let order = order("run-1");
+    let plan = Plan {
+        repository: order.repository.clone(),
+        state: order.state.clone(),
+        facts: order.facts.clone(),
+        rules: Rules::new(&Config::default().policy, None),
+        host: Host { committer: String::new(), salt: String::new(), known: vec![] },
+        artifacts: order.artifacts.clone(),
+        run_dir: "/run/cogni".into(),
+        docker_socket: PathBuf::new(),
+    };
+    let desk = outbox.begin(&plan, &plan.artifacts.join("workspace")).unwrap();
+    assert_eq!((outbox.desks().unwrap(), desk.is_own()), (vec![desk.clone()], true));
+    assert!(matches!(outbox.discard(&desk.id), Err(Error::Wanted { .. })));
+    assert_eq!(outbox.add(&order).unwrap().id, desk.id);
+    assert_eq!(outbox.desks().unwrap(), []);
+    assert!(matches!(outbox.discard(&desk.id), Err(Error::Wanted { .. })));
+
+    let plan = Plan { artifacts: place.path().join("kept"), ..plan };
+    let desk = outbox.begin(&plan, Path::new("/of/others")).unwrap();
+    let key = order.branch().key();
+    assert_eq!(outbox.desks_at(&order.repository, key).unwrap(), [desk.clone()]);
+    let kept = plan.artifacts.join("workspace");
+    fs::create_dir_all(&kept).unwrap();
+    let left = outbox.leave(&desk, &kept, "files").unwrap();
+    assert_eq!(
+        (left.left.as_deref(), &left.workspace, left.is_own()),
+        (Some("files"), &kept, true)
+    );
+    assert_eq!(outbox.desks_at(&order.repository, key).unwrap(), []);
+    outbox.discard(&left.id).unwrap();
+    assert!(outbox.desks().unwrap().is_empty() && !plan.artifacts.exists());
+}
+
+/// L7: a lost or emptied lease file locks nobody out of what was written by its earlier holders.
+#[test]
+fn a_lost_lease_file_locks_nobody_out() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let key = BranchKey::parse("task-1").unwrap();
+    let first = Lease::take(place.path(), &key).unwrap();
+    let job = outbox.claim(&outbox.add(&order("run-1")).unwrap(), first.fence()).unwrap();
+    drop(first);
+    let file = place.path().join("task-1/lease");
+    for harm in [|path: &Path| fs::write(path, ""), |path: &Path| fs::remove_file(path)] {
+        harm(&file).unwrap();
+        let lease = Lease::take(place.path(), &key).unwrap();
+        assert!(lease.fence() > 1);
+        outbox.claim(&job, lease.fence()).unwrap();
+    }
+}
+
 /// L7: a file of a later version is left alone.
 #[test]
 fn a_later_version_is_left_alone() {
@@ -164,7 +256,7 @@ fn a_later_version_is_left_alone() {
     let connection = rusqlite::Connection::open(&path).unwrap();
     connection.pragma_update(None, "user_version", 99).unwrap();
     let error = Outbox::open(&path).unwrap_err();
-    insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 2)");
+    insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 3)");
 }
 
 proptest! {
@@ -256,12 +348,6 @@ impl Process<'_> {
     }
 }
 
-fn with_tree(tree: &str) -> Order {
-    let mut order = order("run-1");
-    order.announced.tree = sha(tree);
-    order
-}
-
 fn pending(outbox: &Outbox) -> Result<Vec<Job>, Error> {
     let order = order("run-2");
     outbox.pending(&order.repository, order.branch().key())
@@ -300,6 +386,7 @@ fn order(run: &str) -> Order {
         },
         facts: Facts { run: run.to_owned(), agent: "coder".to_owned(), ..Facts::default() },
         rules: None,
+        host: None,
         artifacts: Path::new("/somewhere").join(run),
         pull_request: Some(Words { title: "A title".to_owned(), body: "Words".to_owned() }),
     }

@@ -25,7 +25,9 @@ async fn what_is_needed_for_nothing_is_removed() {
     let held = begin(&forge, "held").await;
     let outbox = relay.outbox();
     let row = outbox.get(&held).unwrap();
-    let row = outbox.advance(&row, Progress::Held { why: "it is ours".to_owned() }).unwrap();
+    let row = outbox
+        .advance(&row, Progress::Held { code: "policy", why: "it is ours".to_owned() })
+        .unwrap();
     let state = state(&forge);
     let kept = state.join("work/kept/workspace");
     fs::create_dir_all(&kept).unwrap();

@@ -1,6 +1,7 @@
 //! L1–L7: a run's commits reach a branch and a pull request, from a sandbox of either driver.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -46,6 +47,7 @@ async fn work_that_is_held_is_kept() {
     let result = place.run(&["--branch-key", "held"], workflow);
     let relay = &result.json["relay"];
     assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["held", false]), "{relay}");
+    assert_eq!((result.json["ok"].clone(), result.status), (json!(true), 3));
     let line = relay["apply"].as_str().unwrap();
     let clone = place.runner.path().join("clone");
     git(
@@ -55,7 +57,9 @@ async fn work_that_is_held_is_kept() {
     let words: Vec<_> =
         line.strip_prefix("git ").unwrap().split(' ').map(|word| word.trim_matches('\'')).collect();
     git(&clone, &words);
-    let files = git(&clone, &["ls-tree", "-r", "--name-only", "held/held"]);
+    let branch = line.trim_end_matches('\'').rsplit(':').next().unwrap();
+    assert!(branch.starts_with("refs/heads/held/held-"), "{line}");
+    let files = git(&clone, &["ls-tree", "-r", "--name-only", branch]);
     assert_eq!(files, ".github/workflows/x.yml\nREADME");
 }
 
@@ -143,28 +147,45 @@ async fn an_agents_own_rules_judge_its_work() {
     assert_eq!(relayed("strict"), json!(["held", "hold", "`docs/x`: people write it"]));
 }
 
-struct Place {
-    runner: Sandboxed,
-    forge: forge::Running,
+pub(super) struct Place {
+    pub(super) runner: Sandboxed,
+    pub(super) forge: forge::Running,
 }
 
 impl Place {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self { runner: Sandboxed::new(), forge: forge::Running::start().await }
     }
 
-    fn run(&self, flags: &[&str], script: &str) -> Result {
+    pub(super) fn run(&self, flags: &[&str], script: &str) -> Result {
         self.run_argv(flags, &sh(script))
     }
 
-    fn run_argv(&self, flags: &[&str], argv: &[&str]) -> Result {
+    pub(super) fn prepare(&self, flags: &[&str], argv: &[&str]) -> Command {
         let url = self.forge.clone_url();
         let flags = [&["--repo", &url], flags].concat();
-        let mut command = self.runner.prepare(&flags, argv);
+        self.reaching(self.runner.prepare(&flags, argv))
+    }
+
+    /// `cogni-gateway relay`, with all that it needs, to its end.
+    pub(super) fn relay(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        command.env_clear().arg("relay").args(words);
+        let output = self.reaching(command).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+    }
+
+    fn reaching(&self, mut command: Command) -> Command {
         command
             .env("COGNI_STATE_DIR", self.runner.path().join("state"))
             .env("GITHUB_API_URL", self.forge.hub.url())
             .env("GITHUB_TOKEN", TOKEN);
+        command
+    }
+
+    fn run_argv(&self, flags: &[&str], argv: &[&str]) -> Result {
+        let mut command = self.prepare(flags, argv);
         let output = command.output().unwrap();
         let shown = String::from_utf8_lossy(&output.stderr).into_owned();
         let json: Value =

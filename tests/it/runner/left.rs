@@ -1,0 +1,125 @@
+//! L3, L4, L7: what a run has committed is not lost, whoever is killed and wherever it stands.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::repository::Place;
+use super::sandboxed::{entries, sh};
+use crate::support::process::{Process, patience};
+use crate::support::repository::git;
+
+/// L7: the runner is killed while its agent works, and has committed. A retry brings that to the branch, and a run that
+/// comes to the branch builds on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_runner_leaves_is_delivered() {
+    let place = Place::new().await;
+    let id = killed(&place, "retried");
+    let (code, said) = place.relay(&["status"]);
+    assert!(code == 0 && said.contains(&format!("{id} begun: sandbox/retried of ")), "{said}");
+    assert_eq!(place.relay(&["sweep", "--older-than", "0s"]).0, 0);
+    let (code, said) = place.relay(&["retry", &id]);
+    assert_eq!(code, 0, "{said}");
+    let told: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    assert_eq!(json!([told["id"], told["step"], told["is_pushed"]]), json!([id, "done", true]));
+    let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/retried"]);
+    assert_eq!(log, "Add one\nchange README");
+    assert_eq!(place.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
+
+    killed(&place, "followed");
+    let second = place.run(&["--branch-key", "followed"], "cat one");
+    assert_eq!(second.json["stdout"], "one\n", "{}", second.shown);
+
+    killed(&place, "due");
+    let (code, said) = place.relay(&["retry", "--due"]);
+    assert!(code == 0 && said.contains("sandbox/due"), "{said}");
+    assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
+    assert_eq!(entries(&place.runner.run_dir()), [""; 0]);
+}
+
+/// L5: who takes it out later has to know what must not be in it, as its own runner did.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
+    let place = Place::new().await;
+    let id = killed_with(&place, "secret", &"7".repeat(64));
+    let (code, said) = place.relay(&["retry", &id]);
+    let unknown = "`AUDIT_SIGNING_KEY` must not be in this work";
+    assert!(code == 1 && said.contains(unknown), "{said}");
+    assert_eq!(git(&place.forge.bare(), &["branch", "--list", "sandbox/secret"]), "");
+    let (code, said) = place.relay(&["retry", "--new-rules", &id]);
+    assert!(code == 0 && said.contains("\"step\":\"done\""), "{said}");
+}
+
+/// L3: work that is on no branch that is delivered is kept, and said to be there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_delivered_is_kept_and_shown() {
+    let place = Place::new().await;
+    let commit = "echo one > one && git add one && git commit -qm 'Add one'";
+    let elsewhere = "there are commits that are on other branches than the run's";
+    let uncommitted = "nothing was committed, and files are left";
+    for (key, script, left) in [
+        ("branch", format!("git checkout -qb feature/x && {commit}"), elsewhere),
+        ("detached", format!("git checkout -q --detach && {commit}"), elsewhere),
+        ("stash", "echo one > README && git stash -q".to_owned(), elsewhere),
+        ("file", "echo one > one".to_owned(), uncommitted),
+        ("changed", "echo one > README".to_owned(), uncommitted),
+    ] {
+        let result = place.run(&["--branch-key", key], &script);
+        assert_eq!((result.json["ok"].clone(), result.status), (json!(true), 3), "{}", result.json);
+        let relay = &result.json["relay"];
+        let (why, id) = (relay["why"].as_str().unwrap(), relay["id"].as_str().unwrap());
+        let kept = why.strip_prefix(&format!("{left}; the workspace is kept in `")).unwrap();
+        assert!(fs::exists(format!("{}/.git", kept.trim_end_matches('`'))).unwrap(), "{why}");
+        let (code, said) = place.relay(&["status"]);
+        assert!(code == 1 && said.contains(&format!("{id} left: sandbox/{key} of ")), "{said}");
+        assert_eq!(place.relay(&["sweep", "--older-than", "0s"]).0, 0);
+        let (code, said) = place.relay(&["retry", id]);
+        assert!(code == 1 && said.contains(left), "{said}");
+        assert_eq!(place.relay(&["discard", id]), (0, "it is gone\n".to_owned()));
+        assert_eq!(place.relay(&["status"]).0, 0);
+    }
+    // What is ignored is nobody's work; and a branch is delivered beside what else there is.
+    let ignored = place
+        .run(&["--branch-key", "i"], "mkdir -p .git/info; echo x > .git/info/exclude; echo x > x");
+    assert_eq!(
+        (&ignored.json["relay"]["why"], ignored.status),
+        (&json!("nothing was committed"), 0)
+    );
+    let both = format!(
+        "{commit} && git checkout -qb other && echo 2 > 2 && git add 2 && git commit -qm 2"
+    );
+    let result = place.run(&["--branch-key", "both"], &both);
+    assert_eq!(result.json["relay"]["step"], "done", "{}", result.json);
+    let (code, said) = place.relay(&["status"]);
+    assert!(
+        code == 1 && said.contains("left: sandbox/both of ") && said.contains(elsewhere),
+        "{said}"
+    );
+    let [id] = &entries(&place.runner.path().join("state/work"))[..] else { panic!() };
+    assert_eq!(entries(&place.runner.path().join("state/work").join(id)), ["workspace"]);
+}
+
+/// A run that has committed, and whose runner is killed; under which name its workspace is kept.
+fn killed(place: &Place, key: &str) -> String {
+    killed_with(place, key, "")
+}
+
+fn killed_with(place: &Place, key: &str, signing_key: &str) -> String {
+    let script = "echo one > one && git add one && git commit -qm 'Add one' && echo > .git/ready; exec sleep 1000";
+    let mut command = place.prepare(&["--branch-key", key], &sh(script));
+    command.env("AUDIT_SIGNING_KEY", signing_key);
+    let mut runner = Process::start(&mut command, "build it");
+    let works = place.runner.path().join("state/work");
+    let is_ready = || {
+        let mut works = entries(&works).into_iter().map(|work| works.join(work));
+        works.any(|work| work.join("workspace/.git/ready").exists())
+    };
+    patience(is_ready, || runner.said());
+    runner.signal("KILL");
+    runner.wait();
+    let (_, said) = place.relay(&["status", "--json"]);
+    let told: Vec<Value> =
+        said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let [one] = &told[..] else { panic!("{said}") };
+    one["id"].as_str().unwrap().to_owned()
+}
