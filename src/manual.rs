@@ -113,6 +113,8 @@ pub mod decisions {
     pub mod d0024 {}
     #[doc = include_str!("manual/decisions/0025-the-relay-makes-every-commit-anew.md")]
     pub mod d0025 {}
+    #[doc = include_str!("manual/decisions/0026-name-a-workspace-before-its-agent-comes.md")]
+    pub mod d0026 {}
     #[doc = include_str!(
         "manual/decisions/0027-leave-memory-files-and-pid-handles-to-agents.md"
     )]
