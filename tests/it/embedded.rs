@@ -7,6 +7,8 @@ mod contract;
 mod ending;
 #[path = "runner/isolation.rs"]
 mod isolation;
+#[path = "runner/left.rs"]
+mod left;
 mod leftover;
 #[path = "runner/repository.rs"]
 mod repository;

@@ -216,7 +216,7 @@ fn a_desk_becomes_the_row_of_its_work() {
     let plan = Plan { artifacts: place.path().join("kept"), ..plan };
     let desk = outbox.begin(&plan, Path::new("/of/others")).unwrap();
     let key = order.branch().key();
-    assert_eq!(outbox.desks_at(&order.repository, key).unwrap(), [desk.clone()]);
+    assert_eq!(outbox.desks_at(&order.repository, key).unwrap(), std::slice::from_ref(&desk));
     let kept = plan.artifacts.join("workspace");
     fs::create_dir_all(&kept).unwrap();
     let left = outbox.leave(&desk, &kept, "files").unwrap();
