@@ -3,7 +3,7 @@
 //!
 //! [`entry`] is what a file can say; [`read`] reads it, and says where it is wrong; [`placeholder`] fills in what is
 //! known only when a run begins; [`policy`] lays an agent's own policy over its gateway's; [`available`] says whether an
-//! agent can run here; [`listed`] is an agent as others are told of it.
+//! agent can run here; [`Listed`] is an agent as others are told of it.
 //!
 //! **Invariant:** a catalog is whole or is not there. Whoever reads one anew keeps the old one until the new one is
 //! good.

@@ -92,6 +92,7 @@ pub enum Command {
         #[command(flatten)]
         state: StateDir,
 
+        /// The relay, as `relay status` names it
         id: String,
     },
 }
