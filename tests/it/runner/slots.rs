@@ -122,10 +122,12 @@ fn a_run_that_a_slot_is_not_for_is_told_why() {
     let usual = place.order("run-1", &["true"]);
     let pool = Pool::new(&usual, stock).unwrap();
     let spec = || usual.spec.clone();
+    let given = place.path().join("given");
+    fs::create_dir(&given).unwrap();
+    fs::set_permissions(&given, Permissions::from_mode(0o777)).unwrap();
     let tools =
-        Mount { source: place.path(), target: "/opt/tools".into(), access: Access::ReadOnly };
-    fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
-    let directory = Workspace::Directory { path: place.path(), access: Access::ReadWrite };
+        Mount { source: given.clone(), target: "/opt/tools".into(), access: Access::ReadOnly };
+    let directory = Workspace::Directory { path: given, access: Access::ReadWrite };
     let told = [
         spec(),
         RunSpec { mounts: vec![tools], ..spec() },
