@@ -47,7 +47,7 @@ impl Client {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let body = body.map(Value::to_string).unwrap_or_default();
         let head = format!(
-            "{method} {path} HTTP/1.0\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n\
+            "{method} {path} HTTP/1.0\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {}\r\n\r\n{body}",
             body.len()
         );

@@ -84,9 +84,13 @@ impl Served {
     }
 
     pub(super) async fn wait(&self) {
-        while self.get("/readyz").await.0 != 200 {
+        for _ in 0..1000 {
+            if self.get("/readyz").await.0 == 200 {
+                return;
+            }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        panic!("it is not ready: {:?}", self.get("/readyz").await);
     }
 
     pub(super) async fn run(&self, agent: &str) -> String {
