@@ -39,13 +39,7 @@ fn the_helper_ends_with_its_runner() {
 #[test]
 fn what_a_killed_runner_and_its_helper_leave_is_taken_away() {
     let (runner, run) = (Sandboxed::new(), name("both"));
-    let mut process = started(&runner, &run);
-    let helper = child_of(process.id());
-    signal("-STOP", helper);
-    process.signal("KILL");
-    process.wait();
-    signal("-KILL", helper);
-    patience(|| runner.left(&run) == "directory, groups", || runner.left(&run));
+    killed_with_its_helper(&runner, &run);
     restarted(&runner, &run);
 }
 
@@ -53,13 +47,7 @@ fn what_a_killed_runner_and_its_helper_leave_is_taken_away() {
 #[test]
 fn a_group_without_a_directory_is_taken_away() {
     let (runner, run) = (Sandboxed::new(), name("group"));
-    let mut process = started(&runner, &run);
-    let helper = child_of(process.id());
-    signal("-STOP", helper);
-    process.signal("KILL");
-    process.wait();
-    signal("-KILL", helper);
-    patience(|| runner.left(&run) == "directory, groups", || runner.left(&run));
+    killed_with_its_helper(&runner, &run);
     fs::remove_dir_all(runner.run_dir()).unwrap();
     let (status, said) = sweep(&runner, &[]);
     assert!(status == 1 && said.contains("group /cogni-"), "{said}");
@@ -68,6 +56,17 @@ fn a_group_without_a_directory_is_taken_away() {
     assert_eq!(runner.left(&run), "nothing");
     // Another installation's are not even told.
     assert_eq!(sweep(&Sandboxed::new(), &[]).1, "nothing is left behind\n");
+}
+
+/// Its directory and its groups are left.
+fn killed_with_its_helper(runner: &Sandboxed, run: &str) {
+    let mut process = started(runner, run);
+    let helper = child_of(process.id());
+    signal("-STOP", helper);
+    process.signal("KILL");
+    process.wait();
+    signal("-KILL", helper);
+    patience(|| runner.left(run) == "directory, groups", || runner.left(run));
 }
 
 /// R5: the sandbox dies with the process that made it, and the run says so.
