@@ -84,13 +84,15 @@ impl Served {
     }
 
     pub(super) async fn wait(&self) {
+        let mut said = self.get("/readyz").await;
         for _ in 0..1000 {
-            if self.get("/readyz").await.0 == 200 {
+            if said.0 == 200 {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
+            said = self.get("/readyz").await;
         }
-        panic!("it is not ready: {:?}", self.get("/readyz").await);
+        assert_eq!(said.0, 200, "it is not ready: {}", said.1);
     }
 
     pub(super) async fn run(&self, agent: &str) -> String {
