@@ -1,5 +1,6 @@
 //! One run of a service, from its row to its end.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,9 @@ pub(super) enum Failed {
     Busy(Unclaimed),
     #[error("{0:#}")]
     Internal(#[from] anyhow::Error),
+    /// A fault of ours, which ends no other run.
+    #[error("the service has failed in the midst of it; its log says where")]
+    Panicked,
 }
 
 impl Failed {
@@ -42,7 +46,7 @@ impl Failed {
             Self::Branch(_) => "branch_unavailable",
             Self::Busy(Unclaimed::NoRoom { .. }) => ErrorCode::WorkspaceFull.as_str(),
             Self::Busy(_) => "sandbox_busy",
-            Self::Internal(_) => ErrorCode::Internal.as_str(),
+            Self::Internal(_) | Self::Panicked => ErrorCode::Internal.as_str(),
         }
     }
 }
@@ -58,13 +62,14 @@ impl Shared {
         let run = async {
             let (metrics, begun) = (self.seats.metrics(), Instant::now());
             let live = metrics.sandbox_started(&wanted.agent);
-            let mut done = Box::pin(self.try_run(wanted, feed, cancel)).await;
+            let run = AssertUnwindSafe(Box::pin(self.try_run(wanted, feed, cancel)));
+            let mut done = run.catch_unwind().await.unwrap_or(Err(Failed::Panicked));
             self.own_up(&mut done);
             drop(live);
             metrics.sandbox_ended(&wanted.agent, outcome(&done), begun.elapsed());
             metrics.events_dropped(feed.dropped());
             match &done {
-                Err(error @ Failed::Internal(_)) => {
+                Err(error @ (Failed::Internal(_) | Failed::Panicked)) => {
                     tracing::error!(run = feed.run(), "the run has failed: {error:#}");
                 }
                 // What was asked for cannot be had; whoever asked is told.
