@@ -27,7 +27,7 @@ use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
@@ -82,8 +82,6 @@ pub struct Order {
     pub proxy: Option<proxy::Settings>,
     /// Where this process has its runs' gateways, if it has others.
     pub seats: Option<Seats>,
-    /// Between SIGTERM and SIGKILL.
-    pub grace: Duration,
 }
 
 impl Order {
@@ -192,9 +190,8 @@ impl Prepared {
 
     fn make(order: Order) -> anyhow::Result<Self> {
         order.check()?;
-        let Order {
-            mut config, mut spec, agent, target, run_dir, driver, proxy, seats, grace, ..
-        } = order;
+        let Order { mut config, mut spec, agent, target, run_dir, driver, proxy, seats, .. } =
+            order;
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
         if spec.workspace == Workspace::Fresh {
@@ -225,7 +222,7 @@ impl Prepared {
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
             traced::agent(&run, &agent.entry.name);
         }
-        let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned(), grace };
+        let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned() };
         let sandbox = Inside::Own(Some(Box::new(Sandbox::new(&driver, order.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
         let post = |target: Target| target.post(&order, &driver, &policy).map(Box::new);

@@ -96,7 +96,6 @@ impl Ours {
             docker_socket: DOCKER_SOCKET.into(),
             proxy: None,
             seats: None,
-            grace: GRACE,
         };
         let warm = is_warm.then(|| Warm::keep(&order));
         Self { order, warm }

@@ -254,7 +254,6 @@ impl Request {
         let Host { docker_socket, run_dir, .. } = host;
         let driver = driver(self.driver, &spec.root, &docker_socket, self.allow_unlimited);
         let roots = self.roots().map(absolute).collect::<Result<_, _>>()?;
-        let grace = spec.grace;
         Ok(Order {
             config,
             spec,
@@ -266,7 +265,6 @@ impl Request {
             docker_socket,
             proxy: None,
             seats: None,
-            grace,
         })
     }
 }

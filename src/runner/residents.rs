@@ -191,8 +191,7 @@ impl Residents {
         if self.closed.is_cancelled() {
             return Err(Unclaimed::Closed);
         }
-        let Order { mut config, mut spec, agent, target, run_dir, driver, seats, grace, .. } =
-            order;
+        let Order { mut config, mut spec, agent, target, run_dir, driver, seats, .. } = order;
         let had = held.as_ref().map(|stay| Arc::clone(&stay.home));
         let tenant = key.tenant(target.as_ref().map(Target::line));
         let home = self.home(key, tenant, had).await?;
@@ -223,8 +222,8 @@ impl Residents {
         let gateway = Gateway::open(config, seats.as_ref())?;
         tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
         let directory = own.path().to_owned();
-        let turn = Turn::new(held, self.terms, (spec.clone(), grace));
-        let order = sandbox::Order { spec, stamp, directory, grace };
+        let turn = Turn::new(held, self.terms, spec.clone());
+        let order = sandbox::Order { spec, stamp, directory };
         let target = match target {
             Some(target) => {
                 let (order, driver) = (order.clone(), driver.clone());
@@ -444,7 +443,6 @@ impl Stay {
             spec: RunSpec { run, socket_dir, ..spec },
             stamp: Stamp { owner: Owner::this()?, run_dir: self.directory.parent(), deadline },
             directory,
-            grace: Duration::ZERO,
         })
     }
 

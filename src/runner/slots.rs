@@ -118,7 +118,7 @@ impl Pool {
             Ok(Bound { gateway, spec, stamp, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 let directory = ready.directory.path().to_owned();
-                let sandbox = ready.slot.claim(&spec, order.grace);
+                let sandbox = ready.slot.claim(&spec);
                 let quota = spec.workspace_path();
                 let quota =
                     quota.map(|path| Quota::new(path.to_owned(), spec.limits.max_workspace));
@@ -126,7 +126,7 @@ impl Pool {
                     gateway,
                     run: spec.run.clone(),
                     driver: order.driver,
-                    order: sandbox::Order { spec, stamp, directory, grace: order.grace },
+                    order: sandbox::Order { spec, stamp, directory },
                     sandbox: Inside::Own(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
                     is_agent: order.agent.is_some(),
@@ -245,7 +245,6 @@ impl Pool {
             },
             stamp: Stamp { owner, run_dir: directory.parent(), deadline },
             directory: directory.path().to_owned(),
-            grace: Duration::ZERO,
         };
         let slot = Slot::start(driver, order, stop.cancelled()).await?;
         tracing::debug!(slot = id, "a slot is ready");

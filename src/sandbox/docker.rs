@@ -136,7 +136,7 @@ impl Docker {
     /// Creates the container, which does not run yet. An image may be given by name: it is asked for once, and then
     /// goes by its id.
     async fn create(&self, image: &str, order: &Order) -> Result<Container, Error> {
-        let Order { spec, stamp, directory, .. } = order;
+        let Order { spec, stamp, directory } = order;
         let (image, is_podman, ()) = tokio::try_join!(
             self.image_for(image, spec),
             self.is_podman(),

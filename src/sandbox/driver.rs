@@ -29,8 +29,6 @@ pub struct Order {
     pub stamp: Stamp,
     /// The run's own directory on this machine.
     pub directory: PathBuf,
-    /// Between SIGTERM and SIGKILL.
-    pub grace: Duration,
 }
 
 impl Driver {
@@ -199,7 +197,7 @@ impl Sandbox {
         until: impl Future<Output = Cause>,
     ) -> Result<Ended, Error> {
         let grace = async {
-            let _ = timeout(self.order.grace, self.hurry.cancelled()).await;
+            let _ = timeout(self.order.spec.grace, self.hurry.cancelled()).await;
         };
         match &mut self.made {
             Made::Docker(made) => made.watch(output, until, grace).await,
@@ -222,7 +220,7 @@ impl Sandbox {
     /// From here on it is this run's, as soon as it has been told.
     pub(super) fn claimed(mut self, claim: Claim, grace: Duration) -> Self {
         self.claim = Some(claim);
-        self.order.grace = grace;
+        self.order.spec.grace = grace;
         self
     }
 

@@ -73,7 +73,7 @@ impl Resident {
     /// It does not take the run, or was lost with it.
     pub async fn run<W: AsyncWrite + Unpin>(
         &mut self,
-        (spec, grace): (&RunSpec, Duration),
+        spec: &RunSpec,
         output: &mut Output<W>,
         until: impl Future<Output = Cause>,
     ) -> Result<Ended, Error> {
@@ -89,7 +89,8 @@ impl Resident {
             .map_err(|error| Error::Resident(format!("it did not take the run: {error}")))?;
         let start = begun.elapsed();
         tracing::info!(run = spec.run, ?start, "the run goes on in a resident sandbox");
-        let ended = Box::pin(watch(&mut self.slot.host, streams, output, (until, grace))).await?;
+        let ended =
+            Box::pin(watch(&mut self.slot.host, streams, output, (until, spec.grace))).await?;
         let oom_killed = kills() > before;
         let wiped = timeout(WIPE, self.slot.host.read_u8()).await;
         self.is_ready = matches!(wiped, Ok(Ok(_)));

@@ -66,9 +66,9 @@ impl Slot {
     }
 
     /// Makes it this run's sandbox, which is told so when it is [run](Sandbox::run).
-    pub fn claim(self, spec: &RunSpec, grace: Duration) -> Sandbox {
+    pub fn claim(self, spec: &RunSpec) -> Sandbox {
         let claim = Claim { host: self.host, run: spec.run.clone(), text: spec.claim() };
-        self.sandbox.claimed(claim, grace)
+        self.sandbox.claimed(claim, spec.grace)
     }
 
     pub async fn remove(self) {

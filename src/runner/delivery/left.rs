@@ -136,7 +136,6 @@ async fn take_out(relay: &Arc<Relay>, desk: &Desk) -> anyhow::Result<Taken> {
         spec,
         stamp: Stamp { owner, run_dir: directory.parent(), deadline: SystemTime::now() + LONGEST },
         directory: directory.path().to_owned(),
-        grace: Duration::ZERO,
     };
     let driver = Driver::Embedded(embedded::Settings::default());
     let extractor = Extractor::new(&driver, &order, relay.git());

@@ -1,7 +1,6 @@
 //! One run's time in a resident sandbox.
 
 use std::pin::pin;
-use std::time::Duration;
 
 use tokio::io::AsyncWrite;
 use tokio::time::Instant;
@@ -15,12 +14,11 @@ pub(in crate::runner) struct Turn {
     held: Held,
     terms: Terms,
     spec: RunSpec,
-    grace: Duration,
 }
 
 impl Turn {
-    pub(super) fn new(held: Held, terms: Terms, (spec, grace): (RunSpec, Duration)) -> Self {
-        Self { held, terms, spec, grace }
+    pub(super) fn new(held: Held, terms: Terms, spec: RunSpec) -> Self {
+        Self { held, terms, spec }
     }
 
     /// Runs it, in a sandbox that is made first if there is none that is well. As with a sandbox of the run's own, the
@@ -32,7 +30,7 @@ impl Turn {
     ) -> Result<Ended, Error> {
         let begun = Instant::now();
         let mut until = pin!(until);
-        let Self { held, terms, spec, grace } = self;
+        let Self { held, terms, spec } = self;
         let stay = held.as_mut().expect("a turn is in a stay");
         let mut cause = None;
         let made = stay.make(terms, async { cause = Some(until.as_mut().await) }).await;
@@ -42,7 +40,7 @@ impl Turn {
         made?;
         let made = begun.elapsed();
         let resident = stay.resident.as_mut().expect("it was made");
-        let ended = Box::pin(resident.run((spec, *grace), output, until)).await;
+        let ended = Box::pin(resident.run(spec, output, until)).await;
         // The kernel may have killed something that is not the run's own to lose.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
         stay.end_run(terms, is_oom).await;

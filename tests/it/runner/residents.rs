@@ -118,7 +118,7 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
             let max_runtime = Duration::from_secs(2);
             let limits = Limits { max_runtime, pids: 32, ..Limits::default() };
             let grace = Duration::from_millis(100);
-            Order { spec: RunSpec { limits, ..order.spec.clone() }, grace, ..order }
+            Order { spec: RunSpec { limits, grace, ..order.spec.clone() }, ..order }
         };
         let like_them = |run: &str| {
             let mut order = short(run, &look);

@@ -68,7 +68,7 @@ impl Place {
             argv: argv.iter().map(ToString::to_string).collect(),
             env: [].into(),
             limits: Limits::default(),
-            grace: Duration::from_secs(10),
+            grace: Duration::from_secs(1),
             workspace: Workspace::None,
             mounts: vec![],
             volumes: vec![],
@@ -93,7 +93,6 @@ impl Place {
             roots: vec![self.path()],
             run_dir: self.run_dir(),
             driver: self.driver.clone(),
-            grace: Duration::from_secs(1),
         }
     }
 

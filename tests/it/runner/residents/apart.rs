@@ -67,7 +67,8 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
     for place in places() {
         let kept = Kept::new(&place, TERMS);
         let order = place.order("run-first", &litter);
-        let order = Order { grace: Duration::from_millis(100), ..order };
+        let grace = Duration::from_millis(100);
+        let order = Order { spec: RunSpec { grace, ..order.spec.clone() }, ..order };
         let first = kept.claim(order).await;
         let begun = first.workspace().unwrap().join("begun");
         let cancel = CancellationToken::new();
