@@ -107,11 +107,7 @@ impl Order {
 
     /// What no sandbox may see, because it is the gateway's or the runner's own.
     fn private(&self) -> Vec<PathBuf> {
-        let socket = match (&self.driver, &self.proxy) {
-            (Driver::Docker { socket }, _) => Some(socket),
-            (Driver::Embedded(_), proxy) => proxy.as_ref().map(|proxy| &proxy.docker_socket),
-        };
-        let own = [Some(&self.run_dir), socket].into_iter().flatten().map(PathBuf::as_path);
+        let own = [&self.run_dir, &self.docker_socket].map(PathBuf::as_path);
         self.config.private().chain(own).map(Path::to_owned).collect()
     }
 
@@ -294,6 +290,7 @@ impl Prepared {
             if let Some(trace) = &trace {
                 traced::sandbox(trace, driver.name(), asked, &ended);
             }
+            output.end().await;
             let asked = SystemTime::now();
             let answer = is_agent.then(|| Envelope::parse(&output.stdout.clone().finish().text));
             let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());

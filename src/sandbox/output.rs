@@ -3,6 +3,7 @@
 //! **Invariant:** however much is printed, no more than the limit of each stream and one chunk is held in memory.
 
 use std::collections::VecDeque;
+use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -76,17 +77,27 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         if self.only.is_some_and(|only| only != stream) {
             return;
         }
-        let Some(live) = &mut self.live else { return };
+        let Some(mut live) = self.live.take() else { return };
         let copied = async {
             live.write_all(chunk).await?;
             live.flush().await
         };
-        let is_heard = tokio::select! {
-            copied = timeout(LISTENER, copied) => matches!(copied, Ok(Ok(()))),
+        if self.is_heard(copied).await {
+            self.live = Some(live);
+        }
+    }
+
+    /// Tells the listener that nothing more comes, also where a line has not ended.
+    pub async fn end(&mut self) {
+        if let Some(mut live) = self.live.take() {
+            self.is_heard(live.shutdown()).await;
+        }
+    }
+
+    async fn is_heard(&self, told: impl Future<Output = io::Result<()>>) -> bool {
+        tokio::select! {
+            told = timeout(LISTENER, told) => matches!(told, Ok(Ok(()))),
             () = self.hurry.cancelled() => false,
-        };
-        if !is_heard {
-            self.live = None;
         }
     }
 }

@@ -94,7 +94,8 @@ impl AsyncWrite for Script {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_shutdown(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.hear(b"\n");
         Poll::Ready(Ok(()))
     }
 }

@@ -156,6 +156,14 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Shown<W> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_drain(context))?;
+        if !self.line.is_empty() {
+            let line = mem::take(&mut self.line);
+            match self.what {
+                What::Events => self.show(&String::from_utf8_lossy(&line)),
+                What::Text => self.say(&String::from_utf8_lossy(&line)),
+            }
+            ready!(self.poll_drain(context))?;
+        }
         Pin::new(&mut self.out).poll_shutdown(context)
     }
 }

@@ -17,6 +17,7 @@ const OUTPUT: &str = concat!(
     "{\"type\":\"text_delta\",\"text\":\"\\u001b[2Jdone\\u0007\"}\n",
     "{\"payloads\":[],\"meta\":{}}\n",
     "{\"type\":\"something_else\"}\n",
+    "its last words",
 );
 
 async fn shown(chunks: impl Iterator<Item = &[u8]>) -> String {
@@ -26,6 +27,7 @@ async fn shown(chunks: impl Iterator<Item = &[u8]>) -> String {
         shown.write_all(chunk).await.unwrap();
         shown.flush().await.unwrap();
     }
+    shown.shutdown().await.unwrap();
     drop(shown);
     String::from_utf8(seen).unwrap()
 }
@@ -74,6 +76,7 @@ async fn an_agent_is_shown_as_one_would_read_it() {
     killed, or not started
     �[2Jdone�
     {"type":"something_else"}
+    its last words
     "#);
     for at in 0..bytes.len() {
         assert_eq!(shown([&bytes[..at], &bytes[at..]].into_iter()).await, whole, "cut at {at}");
