@@ -69,9 +69,9 @@ pub enum Error {
     #[error("image `{0}` is not on this machine; build or load it first, nothing is pulled")]
     NoImage(String),
     #[error(
-        "image `{image}` has a `VOLUME` at `{place}`, which would be a disk of this machine's; give a mount or a volume there, or build the image without"
+        "image `{image}` has a `VOLUME` at `{place}`, which would be a disk of this machine's; {instead}build the image without"
     )]
-    ImageVolume { image: String, place: String },
+    ImageVolume { image: String, place: String, instead: &'static str },
     #[error("there is no volume `{0}`; make it first, none is made for a run")]
     NoVolume(String),
     #[error(

@@ -29,7 +29,8 @@ use crate::catalog::{Catalog, Stream};
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::delivery::Relayed;
-use crate::runner::{self, Host, Llm, MODEL, Maker, Order, Prepared, Request, RunResult};
+use crate::runner::{self, Host, Llm, MODEL, Maker, Order, Prepared, Reins, Request, RunResult};
+use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
 use repository::Asked;
 
@@ -86,7 +87,7 @@ struct Args {
     #[arg(long)]
     allow_unlimited: bool,
 
-    /// What stands at /workspace, and whether the program may write there; `ro` where nothing is said
+    /// What stands at /workspace, and whether the program may write there, `ro` where nothing is said; `none` for nothing
     #[arg(long, value_name = "DIR[:ro|rw|none]")]
     workspace: Option<String>,
 
@@ -299,19 +300,24 @@ async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResu
     Ok(result)
 }
 
-/// Runs to the end. Whoever asks for it is given that with the program's grace, and whoever asks twice at once.
+/// Runs to the end. Whoever asks for it is given that with the program's grace, and whoever asks twice at once; what is on
+/// its way to a branch by then is left to `relay retry`.
 async fn until(
     prepared: Prepared,
     live: impl AsyncWrite + Unpin,
     mut signals: Signals,
 ) -> RunResult {
-    let (cancel, hurry) = (CancellationToken::new(), prepared.hurry());
-    let run = Box::pin(prepared.run(cancel.clone(), live));
+    let (cancel, leave) = (CancellationToken::new(), CancellationToken::new());
+    let hurry = prepared.hurry();
+    let output = Output::new(prepared.max_output_bytes(), live);
+    let reins = Reins { cancel: cancel.clone(), leave: leave.clone(), answered: None };
+    let run = Box::pin(prepared.run_into(output, reins));
     let asked = async {
         signals.next().await;
         cancel.cancel();
         signals.next().await;
         hurry.cancel();
+        leave.cancel();
         pending::<Infallible>().await
     };
     tokio::select! {
@@ -430,6 +436,7 @@ fn docker_socket() -> PathBuf {
 
 fn workspace(given: &str) -> Workspace {
     let (path, access) = match given.rsplit_once(':') {
+        None if given == "none" => return Workspace::None,
         Some((_, "none")) => return Workspace::None,
         Some((path, "ro")) => (path, Access::ReadOnly),
         Some((path, "rw")) => (path, Access::ReadWrite),

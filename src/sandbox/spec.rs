@@ -237,7 +237,7 @@ fn is_volume(name: &str) -> bool {
 }
 
 /// Whether nothing of ours or of the kernel's would be hidden by it.
-fn is_target(target: &Path) -> bool {
+pub(super) fn is_target(target: &Path) -> bool {
     let is_plain =
         target.components().skip(1).all(|part| matches!(part, std::path::Component::Normal(_)));
     let meets = |own: &&str| target.starts_with(own) || Path::new(own).starts_with(target);

@@ -5,7 +5,7 @@ use std::path::Path;
 use bollard::models;
 
 use super::{Docker, NOT_FOUND, is_status};
-use crate::sandbox::spec::{RunSpec, Volume, WORKSPACE};
+use crate::sandbox::spec::{RunSpec, Volume, WORKSPACE, is_target};
 use crate::sandbox::{Error, docker};
 
 impl Docker {
@@ -17,7 +17,10 @@ impl Docker {
         let image = self.image(name).await?;
         let places = image.config.and_then(|config| config.volumes).unwrap_or_default();
         match places.into_iter().find(|place| !is_covered(spec, Path::new(place))) {
-            Some(place) => Err(Error::ImageVolume { image: name.to_owned(), place }),
+            Some(place) => {
+                let (image, instead) = (name.to_owned(), instead_of(Path::new(&place)));
+                Err(Error::ImageVolume { image, place, instead })
+            }
             None => docker::id_of(image.id, name),
         }
     }
@@ -48,6 +51,17 @@ fn is_covered(spec: &RunSpec, place: &Path) -> bool {
     let mut targets = mounts.chain(spec.volumes.iter().map(|volume| &volume.target));
     let has_workspace = spec.workspace_path().is_some();
     targets.any(|target| target == place) || has_workspace && place == Path::new(WORKSPACE)
+}
+
+/// What can be asked for there.
+fn instead_of(place: &Path) -> &'static str {
+    if place == Path::new(WORKSPACE) {
+        "give the run a workspace, or "
+    } else if is_target(place) {
+        "give a mount or a volume there, or "
+    } else {
+        ""
+    }
 }
 
 /// What a volume is, if not a directory that the engine has made for it.

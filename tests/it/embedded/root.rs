@@ -82,6 +82,21 @@ fn an_unpacked_root_takes_the_place_of_an_image() {
     assert_eq!(listing(&rootfs), before);
 }
 
+/// R3: whoever makes the sandbox, this machine's engine is nothing for it.
+#[test]
+fn the_engines_socket_is_in_no_sandbox_of_ours() {
+    let runner = Sandboxed::new();
+    let place = runner.path().join("place");
+    fs::create_dir(&place).unwrap();
+    let (root, socket) = (runner.path().display().to_string(), place.join("docker.sock"));
+    let workspace = format!("{}:ro", place.display());
+    let flags = ["--root", &root, "--workspace", &workspace];
+    let engine = ["--docker-socket", socket.to_str().unwrap()];
+    let (status, _, said) = runner.command(&[&flags[..], &engine].concat(), &["true"]);
+    assert!(status == 2 && said.contains("the gateway's own"), "{status}: {said}");
+    assert_eq!(runner.run(&flags, &["true"]).facts(), json!([true, 0, null]));
+}
+
 /// R1: without a first process of ours the program is it, and what a shell would say of it is said by us.
 #[test]
 fn a_program_that_is_not_there_is_told_without_a_first_process_too() {

@@ -49,6 +49,21 @@ fn an_image_brings_no_disk_of_its_own() {
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
 }
 
+/// R3, R8: what is said to do about it can be done.
+#[test]
+fn what_to_do_about_an_images_disk_is_what_can_be_done() {
+    let (engine, runner) = (Engine::connect(), Sandboxed::new());
+    for (volume, instead) in
+        [("/workspace", "give the run a workspace, or build"), ("/tmp", "build")]
+    {
+        let image = engine.image(engine::HOST, &[&format!("VOLUME {volume}")]);
+        let result = runner.run(&["--image", &image, "--workspace", "none"], &["true"]);
+        let error = result.json["error"].as_str().unwrap();
+        let whole = format!("a disk of this machine's; {instead} the image without");
+        assert!(error.ends_with(&whole), "{error}");
+    }
+}
+
 /// R3: it would run beside the first process, and not behind what that has put on.
 #[test]
 fn an_images_check_of_its_health_is_not_started() {

@@ -3,10 +3,12 @@
 use std::fs;
 use std::process::Command;
 
+use cogni_gateway::stand_in::{Operation, Trouble};
 use serde_json::{Value, json};
 
 use super::sandboxed::{Sandboxed, sh};
 use crate::support::forge::{self, NAME, TOKEN};
+use crate::support::process::{Process, patience};
 use crate::support::repository::git;
 use crate::support::sandboxed::{Result, entries};
 
@@ -84,6 +86,26 @@ async fn a_run_may_have_nothing_to_deliver() {
         json!({"branch": "sandbox/idle", "why": "nothing was committed"})
     );
     assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
+}
+
+/// R5, L7: whoever asks twice does not wait for a remote that hangs; what is in the outbox goes on from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_is_left_by_who_asks_twice() {
+    let place = Place::new().await;
+    place.forge.hub.inject(Operation::Push, Trouble::HoldBefore, 1);
+    let work = sh("echo work > work && git add work && git commit -qm work");
+    let mut process = Process::start(&mut place.prepare(&["--branch-key", "left"], &work), "");
+    place.forge.hub.gate().reached(1).await;
+    let is_over = || {
+        process.signal("INT");
+        process.has_ended()
+    };
+    patience(is_over, || "it waits for the remote".to_owned());
+    assert_eq!(process.wait().code(), Some(3), "{}", process.said());
+    place.forge.hub.gate().open(1);
+    let (_, said) = place.relay(&["retry", "--due"]);
+    let branches = git(&place.forge.bare(), &["branch", "--list", "sandbox/left"]);
+    assert_eq!(branches.trim(), "sandbox/left", "{said}");
 }
 
 /// L3: an agent that takes its repository away does not take its work with it.

@@ -57,6 +57,10 @@ impl Process {
         assert!(Command::new("kill").args([&signal, &pid]).status().unwrap().success());
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
