@@ -532,7 +532,8 @@ const MOST_FORGOTTEN: u32 = 10_000;
 /// Calls that are asked for at one look; the others are at the next.
 const MOST_ASKED: u32 = 10_000;
 
-/// LiteLLM calls back within seconds and writes its rows within a minute; its batches are tried again for a while.
+/// LiteLLM calls back within seconds, once, and writes its rows within a minute; what its callback loses is asked for
+/// meanwhile.
 pub(super) const BOUND: Duration = Duration::from_mins(15);
 
 /// The service's database in its state directory; the books share it with the other rooms.
