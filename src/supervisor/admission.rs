@@ -59,9 +59,9 @@ impl Refused {
             Self::Full(_) => "overloaded",
             Self::GrantFull(_) => "too_many_runs",
             Self::NoAgent(_) => "no_such_agent",
-            Self::Invalid(_) => "invalid",
+            Self::Invalid(_) => "invalid_request",
             Self::Conflict(_) => "idempotency_conflict",
-            Self::Journal(_) => "not_written",
+            Self::Journal(_) => "internal",
         }
     }
 }
