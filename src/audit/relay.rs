@@ -38,7 +38,7 @@ pub struct Judged<'a> {
     pub head: &'a str,
     #[serde(serialize_with = "short")]
     pub tree: &'a str,
-    /// Whose commits they are, and why.
+    /// `replayed`, where the patches tell what the commits are; else `bundled`, and why.
     pub mode: &'static str,
     /// The hash of the rules that it was judged by.
     #[serde(serialize_with = "short")]

@@ -31,12 +31,13 @@ impl Relay {
             job = self.outbox.advance(&job, Progress::Quarantined { head })?;
         }
         let judged = work.judge(&policy, &known)?;
-        let verdict = judged.verdict();
+        let (verdict, mode) = (judged.verdict(), judged.work().mode().as_str());
         // What it was judged before, perhaps where less was known, does not count.
-        let is_news =
-            job.verdict != Some(Verdict::from(verdict)) || job.reasons != verdict.reasons();
+        let is_news = job.verdict != Some(Verdict::from(verdict))
+            || job.reasons != verdict.reasons()
+            || job.mode.as_deref() != Some(mode);
         if job.step == Step::Quarantined || is_news {
-            job = self.outbox.advance(&job, Progress::Judged(verdict.clone()))?;
+            job = self.outbox.advance(&job, Progress::Judged { verdict: verdict.clone(), mode })?;
         }
         Ok((job, judged))
     }
@@ -128,7 +129,6 @@ const VOUCHED: &str = "beside the commit";
 
 fn statement(job: &Job, head: Sha) -> Statement {
     let order = &job.order;
-    let is_agents = head == order.announced.tip;
     Statement {
         facts: order.facts.clone(),
         repository: order.repository.key(),
@@ -138,6 +138,6 @@ fn statement(job: &Job, head: Sha) -> Statement {
         tree: order.announced.tree,
         rules: order.rules.as_ref().map(Rules::digest).unwrap_or_default(),
         verdict: job.verdict.map(Verdict::as_str).unwrap_or_default().to_owned(),
-        mode: if is_agents { "exact" } else { "replayed" }.to_owned(),
+        mode: job.mode.clone().unwrap_or_default(),
     }
 }

@@ -294,7 +294,7 @@ impl Outbox {
         let written = change.execute(
             "UPDATE job SET step = :step, verdict = :verdict, reasons = :reasons, head = :head, is_pushed = :is_pushed,
                  pull_number = :number, pull_url = :url, due = :due, error = :error, updated = :now,
-                 code = :code, statement = :statement
+                 code = :code, statement = :statement, mode = :mode
              WHERE id = :id AND step = :old AND fence = :fence",
             named_params! {
                 ":step": new.step.as_str(),
@@ -308,6 +308,7 @@ impl Outbox {
                 ":error": new.error,
                 ":code": new.code,
                 ":statement": new.statement,
+                ":mode": new.mode,
                 ":now": millis(SystemTime::now()),
                 ":id": old.id,
                 ":old": old.step.as_str(),

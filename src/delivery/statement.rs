@@ -42,7 +42,8 @@ pub struct Statement {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rules: String,
     pub verdict: String,
-    /// Whose commits they are: the relay's, or the agent's own.
+    /// Whether the patches tell what the commits are, in the words of `relay.judged`: `replayed`, or `bundled` and why not.
+    /// Empty where that is not known any more; an earlier version said `exact` or `replayed` of whose commits they are.
     pub mode: String,
 }
 

@@ -73,6 +73,8 @@ pub struct Job {
     pub verdict: Option<Verdict>,
     /// Why it was not simply to be pushed.
     pub reasons: Vec<judge::Reason>,
+    /// Whether the patches tell what the commits are, and why not; absent where an earlier version judged it.
+    pub mode: Option<String>,
     /// What is to be pushed.
     pub head: Option<Sha>,
     pub is_pushed: bool,
@@ -128,7 +130,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     Quarantined { head: Sha },
-    Judged(judge::Verdict),
+    Judged { verdict: judge::Verdict, mode: &'static str },
     Pushed,
     PullRequested(Pull),
     Done,
@@ -242,7 +244,7 @@ impl Progress {
     pub(super) fn step(&self) -> Step {
         match self {
             Self::Quarantined { .. } => Step::Quarantined,
-            Self::Judged(_) => Step::Judged,
+            Self::Judged { .. } => Step::Judged,
             Self::Pushed => Step::Pushed,
             Self::PullRequested(_) => Step::PullRequested,
             Self::Done => Step::Done,
@@ -254,7 +256,8 @@ impl Progress {
     pub(super) fn apply(self, job: &mut Job) {
         match self {
             Self::Quarantined { head } => job.head = Some(head),
-            Self::Judged(verdict) => {
+            Self::Judged { verdict, mode } => {
+                job.mode = Some(mode.to_owned());
                 job.verdict = Some(Verdict::from(&verdict));
                 job.reasons = verdict.reasons().to_vec();
             }
@@ -273,7 +276,7 @@ impl Progress {
 
 /// What [`read`] reads, in its order.
 pub(super) const COLUMNS: &str = "id, \"order\", fence, step, verdict, head, is_pushed, pull_number, pull_url, attempts, \
-                                  due, error, created, code, statement, reasons";
+                                  due, error, created, code, statement, reasons, mode";
 
 pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
     let text = |at: usize| row.get::<_, Option<String>>(at);
@@ -305,6 +308,7 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
         statement: text(14)?,
         // They are for people; another version may say them in another way.
         reasons: serde_json::from_str(&row.get::<_, String>(15)?).unwrap_or_default(),
+        mode: text(16)?,
     })
 }
 

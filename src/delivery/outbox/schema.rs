@@ -98,4 +98,6 @@ CREATE TABLE desk (
     remains     TEXT,
     created     INTEGER NOT NULL
 ) STRICT;
+", "
+ALTER TABLE job ADD COLUMN mode TEXT;
 "];

@@ -28,13 +28,13 @@ fn a_row_outlives_its_process() {
         let outbox = open(&place);
         let job = outbox.claim(&outbox.add(&order("run-1")).unwrap(), 3).unwrap();
         let job = outbox.advance(&job, quarantined()).unwrap();
-        outbox.advance(&job, Progress::Judged(judge::Verdict::Review(reasons()))).unwrap()
+        outbox.advance(&job, judged(judge::Verdict::Review(reasons()))).unwrap()
     };
     let read = open(&place).get(&written.id).unwrap();
     assert_eq!(read, written);
     assert_eq!((read.step, read.verdict, read.fence), (Step::Judged, Some(Verdict::Review), 3));
     assert_eq!((read.head, &read.order), (Some(sha("tip")), &order("run-1")));
-    assert_eq!(read.reasons, reasons());
+    assert_eq!((read.reasons, read.mode.as_deref()), (reasons(), Some("bundled: merge")));
     for file in fs::read_dir(place.path().join("state")).unwrap() {
         assert_eq!(file.unwrap().metadata().unwrap().mode() & 0o77, 0);
     }
@@ -77,7 +77,7 @@ fn steps_come_in_their_order() {
     failed → nothing
     ");
     let job = outbox.add(&order("run-1")).unwrap();
-    for progress in [Progress::Pushed, Progress::Judged(judge::Verdict::Push), Progress::Done] {
+    for progress in [Progress::Pushed, judged(judge::Verdict::Push), Progress::Done] {
         let error = outbox.advance(&job, progress).unwrap_err();
         assert!(matches!(error, Error::Skipped { .. }), "{error}");
     }
@@ -94,7 +94,7 @@ fn a_late_writer_moves_nothing() {
     let now = outbox.get(&old.id).unwrap();
     outbox.claim(&now, 2).unwrap();
     assert!(matches!(
-        outbox.advance(&now, Progress::Judged(judge::Verdict::Push)),
+        outbox.advance(&now, judged(judge::Verdict::Push)),
         Err(Error::Fenced { .. })
     ));
     assert!(matches!(outbox.claim(&now, 1), Err(Error::Fenced { .. })));
@@ -256,7 +256,7 @@ fn a_later_version_is_left_alone() {
     let connection = rusqlite::Connection::open(&path).unwrap();
     connection.pragma_update(None, "user_version", 99).unwrap();
     let error = Outbox::open(&path).unwrap_err();
-    insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 3)");
+    insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 4)");
 }
 
 proptest! {
@@ -320,7 +320,7 @@ impl Process<'_> {
     fn step(&mut self, job: &Job) -> Result<Progress, Killed> {
         Ok(match job.step {
             Step::Extracted => quarantined(),
-            Step::Quarantined => Progress::Judged(judge::Verdict::Push),
+            Step::Quarantined => judged(judge::Verdict::Push),
             Step::Judged => {
                 // The branch moves from what was expected, or is there already.
                 if self.world.branch.is_none() {
@@ -359,6 +359,10 @@ fn open(place: &TempDir) -> Outbox {
 
 fn quarantined() -> Progress {
     Progress::Quarantined { head: sha("tip") }
+}
+
+fn judged(verdict: judge::Verdict) -> Progress {
+    Progress::Judged { verdict, mode: "bundled: merge" }
 }
 
 fn reasons() -> Vec<Reason> {

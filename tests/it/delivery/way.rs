@@ -15,7 +15,7 @@ use cogni_gateway::relay::extract::{Announced, Commands};
 use cogni_gateway::relay::judge::Config;
 use cogni_gateway::relay::mirror::{Author, Owner};
 use cogni_gateway::relay::repository::Repository;
-use cogni_gateway::relay::{BranchKey, BranchState};
+use cogni_gateway::relay::{Artifacts, BranchKey, BranchState};
 use cogni_gateway::stand_in::{Operation, Trouble};
 use http::StatusCode;
 use serde_json::Value;
@@ -233,6 +233,31 @@ async fn a_run_builds_on_what_was_not_delivered_yet() {
     assert_eq!(files, "README\nmade-by-run-1\nmade-by-run-2");
 }
 
+/// L6: a statement says of the patches what the audit says, also where another process makes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_says_of_the_patches_what_the_audit_says() {
+    for mode in ["replayed", "bundled: other patches"] {
+        let forge = Running::start().await;
+        let relay = relay(&forge);
+        let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+        if mode != "replayed" {
+            fs::remove_file(Artifacts::at(&order.artifacts).patches()).unwrap();
+        }
+        let audit = Audit::new(&forge);
+        forge.hub.inject(Operation::CreatePull, Trouble::not_permitted(), 1);
+        let first = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+        assert_eq!((first.step, first.is_pushed), ("failed", true));
+        drop((begun, relay));
+        let again = self::relay(&forge);
+        let done = again.retry(&first.id, false).await.unwrap().unwrap();
+        let head = done.head.unwrap().to_string();
+        let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+        assert_eq!(Statement::verify(&note, key().public()).unwrap().mode, mode);
+        let judged = format!("relay.judged verdict=\"push\" mode=\"{mode}\" files=1");
+        assert!(events(&audit.path).contains(&judged), "{:?}", events(&audit.path));
+    }
+}
+
 /// L6: a repository on this machine needs no token, and has no pull requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_on_this_machine_needs_no_token() {
@@ -353,11 +378,7 @@ async fn work_at(
     (order, begun)
 }
 
-fn extracted(
-    state: &BranchState,
-    workspace: &Path,
-    artifacts: &cogni_gateway::relay::Artifacts,
-) -> Announced {
+fn extracted(state: &BranchState, workspace: &Path, artifacts: &Artifacts) -> Announced {
     let workspace = workspace.display().to_string();
     let commands = Commands::new(state, &workspace, &Config::default().extract);
     for (command, path) in
