@@ -14,14 +14,14 @@ use clap::Subcommand;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use crate::delivery::outbox::{Desk, Job, Outbox, Step};
+use crate::delivery::outbox::{Desk, Job, Outbox, Plan, Step};
 use crate::delivery::record::{self, Record};
 use crate::delivery::{Delivered, OUTBOX, sweep};
-use crate::relay::Artifacts;
 use crate::relay::artifact::held_branch;
+use crate::relay::{Artifacts, Mirror};
 use crate::runner::delivery;
 
-pub use setup::{Setup, StateDir};
+pub use setup::{Keys, Setup, StateDir};
 
 /// What can be done with it.
 #[derive(Debug, Subcommand)]
@@ -64,7 +64,8 @@ pub enum Command {
         /// The relay, as `relay status` names it
         id: String,
     },
-    /// Remove what is delivered, workspaces that were kept, and mirrors that nobody uses; held work stays
+    /// Remove rows of what is delivered, directories that no row names, and mirrors that nobody uses; held work and kept
+    /// workspaces stay
     Sweep {
         #[command(flatten)]
         state: StateDir,
@@ -100,23 +101,7 @@ pub enum Command {
 /// Exit status 1 where something is not delivered.
 pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Status { state, all, json } => {
-            let (outbox, state) = (open(&state)?, state.path());
-            let (desks, jobs) = (outbox.desks()?, outbox.list(false)?);
-            let shown: Vec<_> = jobs.iter().filter(|job| all || job.step != Step::Done).collect();
-            if json {
-                desks.iter().try_for_each(|desk| write_json(&Delivered::left(desk), out))?;
-                shown.iter().try_for_each(|job| write_json(&Delivered::of(job, &state), out))?;
-            } else {
-                desks.iter().try_for_each(|desk| show_desk(desk, out))?;
-                shown.iter().try_for_each(|job| show(job, &state, out))?;
-                if shown.is_empty() && desks.is_empty() {
-                    writeln!(out, "everything is delivered")?;
-                }
-            }
-            let is_well = shown.iter().all(|job| job.step == Step::Done);
-            Ok(status(is_well && desks.iter().all(|desk| desk.left.is_none())))
-        }
+        Command::Status { state, all, json } => show_all(&state, all, json, out),
         Command::Retry { setup, id: Some(id), new_rules, .. } => retry(*setup, &id, new_rules, out),
         Command::Retry { setup, id: None, .. } => retry_due(*setup, out),
         Command::Rules { state, id } => {
@@ -129,19 +114,66 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         Command::Sweep { state, older_than } => {
             let swept = sweep::sweep(&state.path(), &open(&state)?, older_than)?;
             let sweep::Swept { delivered, works, mirrors } = swept;
-            writeln!(out, "removed: {delivered} delivered, {works} workspaces, {mirrors} mirrors")?;
+            writeln!(
+                out,
+                "removed: {delivered} delivered, {works} directories, {mirrors} mirrors"
+            )?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Apply { state, id, print } => apply(&state, &id, print, out),
-        Command::Verify(args) => {
-            verify::run(&args, out)?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Verify(args) => Ok(status(verify::run(&args, out)?)),
         Command::Discard { state, id } => {
             open(&state)?.discard(&id)?;
             writeln!(out, "it is gone")?;
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+fn show_all(
+    state: &StateDir,
+    all: bool,
+    json: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let (outbox, state) = (open(state)?, state.path());
+    let desks = outbox.desks()?.into_iter().map(|desk| Seen::look(desk, &state));
+    let desks: Vec<_> = desks.collect::<Result<_, _>>()?;
+    let jobs = outbox.list(false)?;
+    let shown: Vec<_> = jobs.iter().filter(|job| all || job.step != Step::Done).collect();
+    if json {
+        desks.iter().try_for_each(|seen| write_json(&seen.told(), out))?;
+        shown.iter().try_for_each(|job| write_json(&Delivered::of(job, &state), out))?;
+    } else {
+        desks.iter().try_for_each(|seen| show_desk(seen, out))?;
+        shown.iter().try_for_each(|job| show(job, &state, out))?;
+        if shown.is_empty() && desks.is_empty() {
+            writeln!(out, "everything is delivered")?;
+        }
+    }
+    let is_well = shown.iter().all(|job| job.step == Step::Done);
+    Ok(status(is_well && desks.iter().all(|seen| seen.goes_on)))
+}
+
+/// A workspace whose work is not out, and whether its run is still at it.
+struct Seen {
+    desk: Desk,
+    goes_on: bool,
+}
+
+impl Seen {
+    /// Whoever is at the branch is the run, or takes out what that left.
+    fn look(desk: Desk, state: &Path) -> anyhow::Result<Self> {
+        let Plan { repository, state: branch, .. } = &desk.plan;
+        let is_taken = || Mirror::is_taken(state, repository, branch.branch.key());
+        let goes_on = desk.left.is_none() && is_taken()?;
+        Ok(Self { desk, goes_on })
+    }
+
+    fn told(&self) -> Delivered {
+        let told = Delivered::left(&self.desk);
+        let gone = (!self.goes_on).then(|| GONE.to_owned());
+        Delivered { why: told.why.or(gone), ..told }
     }
 }
 
@@ -151,7 +183,7 @@ fn retry(
     new_rules: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(variable, None)?);
+    let relay = Arc::new(setup.open(variable, Keys::default())?);
     let retried = runtime()?.block_on(delivery::retry(&relay, id, new_rules))?;
     let Some(delivered) = retried else {
         bail!("another process is at this branch; wait for it");
@@ -161,7 +193,7 @@ fn retry(
 }
 
 fn retry_due(setup: Setup, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(variable, None)?);
+    let relay = Arc::new(setup.open(variable, Keys::default())?);
     let delivered = runtime()?.block_on(async {
         delivery::take_out_left(&relay).await?;
         anyhow::Ok(relay.resume_due(&CancellationToken::new()).await?)
@@ -258,7 +290,8 @@ fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show_desk(desk: &Desk, out: &mut impl Write) -> anyhow::Result<()> {
+fn show_desk(seen: &Seen, out: &mut impl Write) -> anyhow::Result<()> {
+    let Seen { desk, goes_on } = seen;
     let Desk { id, plan, workspace, left, .. } = desk;
     let (repository, branch, run) = (&plan.repository, &plan.state.branch, &plan.facts.run);
     let step = Delivered::left(desk).step;
@@ -269,10 +302,11 @@ fn show_desk(desk: &Desk, out: &mut impl Write) -> anyhow::Result<()> {
             writeln!(out, "    {}", workspace.display())?;
             writeln!(out, "    cogni-gateway relay retry {id} | discard {id}")?;
         }
-        None => writeln!(
-            out,
-            "    its run goes on, or was ended with its process; then `cogni-gateway relay retry {id}` takes out what it left"
-        )?,
+        None if *goes_on => writeln!(out, "    its run goes on")?,
+        None => {
+            writeln!(out, "    {GONE}")?;
+            writeln!(out, "    cogni-gateway relay retry {id}")?;
+        }
     }
     Ok(())
 }
@@ -285,6 +319,9 @@ fn write_json(one: &Delivered, out: &mut impl Write) -> anyhow::Result<()> {
 fn status(is_well: bool) -> ExitCode {
     if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
+
+/// What is said of a run that has left something, and did not end by itself.
+const GONE: &str = "its run was ended with its process, and what it has left is not taken out yet";
 
 /// Where a user's programs keep what outlives them (XDG Base Directory Specification).
 pub(super) fn default_state() -> PathBuf {

@@ -25,6 +25,7 @@ use progress::Follower;
 use shown::{Place, Shown};
 
 use super::flags;
+use super::relay::Keys;
 use crate::catalog::{Catalog, Stream};
 use crate::config::{Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
@@ -226,7 +227,7 @@ impl When {
 }
 
 /// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not, 3 it is, and its work is not
-/// where it should be.
+/// delivered.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
     let progress = matches.get_one("progress").copied().unwrap_or_default();
@@ -239,8 +240,8 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             let skipped = matches!(asked, Asked::Skipped).then(Relayed::skipped);
             if let Asked::Branch(branch) = asked {
                 let agent = order.agent.as_ref().map(|agent| &*agent.entry);
-                let key = order.config.upstream.api_key.clone();
-                order.target = Some(Box::pin(branch.target(agent, key)).await?);
+                let keys = Keys::of(&order.config);
+                order.target = Some(Box::pin(branch.target(agent, keys)).await?);
             }
             let mut result = Box::pin(until_signalled(order, progress)).await?;
             result.relay = result.relay.or(skipped);
@@ -505,7 +506,7 @@ fn variable(given: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// 2 is wrong use.
+/// 2 is for what could not begin.
 const UNDELIVERED: u8 = 3;
 
 /// How often a long run looks for what others have left.
@@ -519,7 +520,8 @@ cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]
 const EXAMPLE: &str = "\
 What the program prints is shown on standard error as it comes; standard output has the result, one
 JSON object, and nothing else. Exit status: 0 the run was ok, 1 it was not, or its result could not
-be written, 2 wrong use, 3 it was ok, and what it has committed is not at its branch (see
+be written, 2 it could not begin: wrong use, or what it needs was not there, 3 it was ok, and its
+work is not delivered: not at its branch, or its pull request or statement is still to come (see
 `cogni-gateway relay status`).
 
 The gateway's settings are those of `cogni-gateway proxy`, with the same flags and variables.

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::flags;
+use super::relay::Keys;
 use crate::api::{Api, Limits, Listener, Watchers};
 use crate::app::{self, Seats};
 use crate::base::db::Database;
@@ -172,8 +173,8 @@ impl Service {
 /// A service without git has no repositories; whoever asks for one is told. What else is wrong with a relay is put right
 /// before anybody depends on it.
 fn relay(given: &Given) -> anyhow::Result<Option<Arc<Relay>>> {
-    let key = Some(given.config.upstream.api_key.clone());
-    match given.relay.clone().open(|name| std::env::var(name).ok(), key) {
+    let keys = Keys::of(&given.config);
+    match given.relay.clone().open(|name| std::env::var(name).ok(), keys) {
         Ok(relay) => Ok(Some(Arc::new(relay))),
         Err(error) if is_without_git(&error) => {
             tracing::warn!("there is no relay: {error:#}");

@@ -1,7 +1,7 @@
 //! One run at a time at a branch, on this machine and across its restarts.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,6 +59,22 @@ impl Lease {
         }
     }
 
+    /// Whether somebody has the lease of a branch. To look is not to take: nothing is made or written, though whoever asks
+    /// for it in the same moment may be told that it is taken.
+    pub fn is_taken(parent: &Path, key: &BranchKey) -> Result<bool, Error> {
+        let path = parent.join(key.as_str()).join("lease");
+        let disk = |source| Error::Disk { path: path.clone(), source };
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(disk)?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(false),
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(source)) => Err(disk(source)),
+        }
+    }
+
     pub fn branch(&self) -> &Branch {
         &self.held.branch
     }
@@ -95,7 +111,7 @@ impl Drop for Held {
 
 /// The file may have been lost, or emptied, by a power cut or by somebody; rows are older than that, so what it says is
 /// never less than the time.
-fn count_up(file: &mut File) -> std::io::Result<u64> {
+fn count_up(file: &mut File) -> io::Result<u64> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

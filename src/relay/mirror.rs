@@ -98,6 +98,11 @@ impl Mirror {
         Lease::take(&self.leases, key)
     }
 
+    /// Whether somebody is at a branch of a repository below `state`, for whoever only looks.
+    pub fn is_taken(state: &Path, repository: &Repository, key: &BranchKey) -> Result<bool, Error> {
+        Lease::is_taken(&state.join("branches").join(id(repository)), key)
+    }
+
     /// Takes the lease of a branch as soon as it is free, or gives up after `patience`.
     pub async fn wait_for(&self, key: &BranchKey, patience: Duration) -> Result<Lease, Error> {
         Lease::wait(&self.leases, key, patience).await

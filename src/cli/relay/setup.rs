@@ -72,6 +72,23 @@ pub struct Setup {
     github_app_key_file: Option<PathBuf>,
 }
 
+/// The keys that a run's own configuration has, by a flag, a file or a variable.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    pub upstream: Option<Secret>,
+    /// What audit logs are signed with, and so statements.
+    pub signing: Option<Secret>,
+}
+
+impl Keys {
+    pub fn of(config: &crate::config::Config) -> Self {
+        Self {
+            upstream: Some(config.upstream.api_key.clone()),
+            signing: config.audit.signing_key.clone(),
+        }
+    }
+}
+
 impl StateDir {
     /// Where somebody says.
     pub fn given(&self) -> Option<PathBuf> {
@@ -104,15 +121,15 @@ impl Setup {
         Self { state: StateDir { state_dir: Some(state_dir) }, ..self }
     }
 
-    /// Opens the relay. The secrets of this host that must not be in anybody's work are found here; the upstream's key is
-    /// `upstream_key`, or that of the variable. Blocks.
+    /// Opens the relay. The secrets of this host that must not be in anybody's work are found here: `keys`, where they are
+    /// given, else those of their variables. Blocks.
     ///
     /// # Errors
     /// A file cannot be read, or what is in it is not what it should be.
     pub fn open(
         self,
         variable: impl Fn(&str) -> Option<String>,
-        upstream_key: Option<Secret>,
+        keys: Keys,
     ) -> anyhow::Result<Relay> {
         let state = self.state.path();
         fs::create_dir_all(&state).with_context(|| {
@@ -123,14 +140,19 @@ impl Setup {
                 .with_context(|| format!("`{}`", path.display()))?,
             None => judge::Config::default(),
         };
+        let signing_key = match given(keys.signing) {
+            None => signing_key(&variable, &state)?,
+            Some(given) => given,
+        };
+        let keys = Keys { signing: Some(signing_key), ..keys };
         let settings = Settings {
             state: state.canonicalize()?,
             judge,
             committer: self.committer()?,
             access: self.access(&variable)?,
             network: self.network(&variable)?,
-            signing_key: Some(signing_key(&variable, &state)?),
-            known: self.known(&variable, &state, upstream_key)?,
+            signing_key: keys.signing.clone(),
+            known: self.known(&variable, keys)?,
         };
         Ok(Relay::open(settings)?)
     }
@@ -139,11 +161,10 @@ impl Setup {
     fn known(
         &self,
         variable: &impl Fn(&str) -> Option<String>,
-        state: &Path,
-        upstream_key: Option<Secret>,
+        keys: Keys,
     ) -> anyhow::Result<Vec<Known>> {
         const UPSTREAM: &str = "LITELLM_MASTER_KEY";
-        let upstream_key = match upstream_key.filter(|key| !key.is_empty()) {
+        let upstream_key = match given(keys.upstream) {
             None => secret(None, UPSTREAM, variable)?,
             given => given,
         };
@@ -151,7 +172,7 @@ impl Setup {
         let password = self.network(variable)?.proxy.as_ref().and_then(Proxy::password);
         let all = [
             (UPSTREAM, upstream_key),
-            ("AUDIT_SIGNING_KEY", Some(signing_key(variable, state)?)),
+            ("AUDIT_SIGNING_KEY", keys.signing),
             ("GITHUB_APP_KEY_FILE", app_key.map(|key| Secret::new(key.trim()))),
             ("HTTPS_PROXY", password),
         ];
@@ -208,6 +229,10 @@ impl Setup {
         let api = Api::new(config).context("GitHub's authorities cannot be read")?;
         Ok(Some(Access { api, credential }))
     }
+}
+
+fn given(key: Option<Secret>) -> Option<Secret> {
+    key.filter(|key| !key.is_empty())
 }
 
 /// What signs statements and logs: as for the gateway, else what is kept with them.

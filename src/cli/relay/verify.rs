@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::process::Command;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
 use crate::audit::PublicKey;
-use crate::delivery::statement::Statement;
+use crate::delivery::statement::{Invalid, Statement};
+use crate::relay::Sha;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -18,25 +19,48 @@ pub struct Args {
     public_key: String,
 }
 
-/// Prints the statement, where it is theirs and about this commit.
-pub(super) fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
+/// Prints the statement, where it is theirs and about this commit; else why nothing is proved. Returns whether it is.
+pub(super) fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<bool> {
     let Args { commit, public_key } = args;
     let key = PublicKey::parse(public_key).context("--public-key")?;
     let named =
         git(&["rev-parse", "--verify", "--end-of-options", &format!("{commit}^{{commit}}")])?;
     let named = named.with_context(|| format!("there is no commit `{commit}` here"))?;
-    let Some(note) = git(&["notes", "--ref=cogni", "show", named.trim_end()])? else {
-        bail!(
-            "there is no statement beside `{commit}`; `git fetch origin refs/notes/cogni:refs/notes/cogni` brings them"
-        );
-    };
-    let statement = Statement::verify(note.trim_end(), &key)?;
-    let head = statement.head.to_string();
-    if head != named.trim_end() {
-        bail!("the statement beside `{commit}` is about another commit, `{head}`");
+    let note = git(&["notes", "--ref=cogni", "show", named.trim_end()])?;
+    match proved(note.as_deref(), named.trim_end(), &key) {
+        Ok(statement) => {
+            serde_json::to_writer(&mut *out, &statement)?;
+            writeln!(out)?;
+            Ok(true)
+        }
+        Err(unproved) => {
+            writeln!(out, "UNPROVED: {unproved}")?;
+            Ok(false)
+        }
     }
-    serde_json::to_writer(&mut *out, &statement)?;
-    Ok(writeln!(out)?)
+}
+
+/// Why nothing is proved about a commit.
+#[derive(Debug, thiserror::Error)]
+enum Unproved {
+    #[error(
+        "there is no statement beside it; `git fetch origin refs/notes/cogni:refs/notes/cogni` brings them"
+    )]
+    Nothing,
+    #[error("what is beside it proves nothing: {0}")]
+    Invalid(#[from] Invalid),
+    #[error("the statement beside it is about another commit, `{0}`")]
+    Other(Sha),
+}
+
+fn proved(note: Option<&str>, commit: &str, key: &PublicKey) -> Result<Statement, Unproved> {
+    let note = note.ok_or(Unproved::Nothing)?;
+    let statement = Statement::verify(note.trim_end(), key)?;
+    if statement.head.to_string() == commit {
+        Ok(statement)
+    } else {
+        Err(Unproved::Other(statement.head))
+    }
 }
 
 /// What git says, where it does not fail.

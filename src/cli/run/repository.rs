@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::base::secret::Secret;
 use crate::catalog::Entry;
-use crate::cli::relay::Setup;
+use crate::cli::relay::{Keys, Setup};
 use crate::relay::BranchKey;
 use crate::relay::branch_key::Sources;
 use crate::relay::repository::Repository;
@@ -106,17 +105,13 @@ impl Args {
 }
 
 impl Wanted {
-    /// Makes the branch the run's. `upstream_key` is one of the secrets that must not be in anybody's work.
+    /// Makes the branch the run's. `keys` are secrets that must not be in anybody's work.
     ///
     /// # Errors
     /// Another run has it, or it cannot be looked up.
-    pub(super) async fn target(
-        self,
-        agent: Option<&Entry>,
-        upstream_key: Secret,
-    ) -> anyhow::Result<Target> {
+    pub(super) async fn target(self, agent: Option<&Entry>, keys: Keys) -> anyhow::Result<Target> {
         let Self { repository, key, args } = self;
-        let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), Some(upstream_key))?);
+        let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), keys)?);
         if let Some(agent) = agent {
             relay.tell_idle(&agent.name, agent.relay.as_ref());
         }

@@ -94,7 +94,7 @@ fn a_sweep_removes_nothing_that_is_held() {
     let place = tempfile::tempdir().unwrap();
     let (state, id) = held(&place);
     let (code, said) = relay(&state, place.path(), &["sweep", "--older-than", "0s"]);
-    assert_eq!((code, said.as_str()), (0, "removed: 0 delivered, 0 workspaces, 0 mirrors\n"));
+    assert_eq!((code, said.as_str()), (0, "removed: 0 delivered, 0 directories, 0 mirrors\n"));
     let work = place.path().join("work");
     assert_eq!(relay(&state, &work, &["apply", &id]).0, 0);
 }

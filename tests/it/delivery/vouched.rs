@@ -32,16 +32,19 @@ async fn a_statement_is_proved_in_a_clone() {
     assert_eq!(
         (code, said.as_str()),
         (
-            2,
-            "error: there is no statement beside `origin/main`; `git fetch origin refs/notes/cogni:refs/notes/cogni` brings them\n"
+            1,
+            "UNPROVED: there is no statement beside it; `git fetch origin refs/notes/cogni:refs/notes/cogni` brings them\n"
         )
     );
     let stranger = "1".repeat(64);
-    assert_eq!(verify(&clone, &[&head, "--public-key", &stranger]).0, 2);
+    let (code, said) = verify(&clone, &[&head, "--public-key", &stranger]);
+    assert!(code == 1 && said.contains("it was not signed by"), "{said}");
+    // What cannot be looked at is neither proved nor unproved.
+    assert_eq!(verify(&clone, &["nothing", "--public-key", &public]).0, 2);
     // A statement is about its own commit, wherever it was copied to.
     git(&clone, &["notes", "--ref=cogni", "copy", &head, "origin/main"]);
     let (code, said) = verify(&clone, &["origin/main", "--public-key", &public]);
-    assert!(code == 2 && said.contains("is about another commit"), "{said}");
+    assert!(code == 1 && said.contains("is about another commit"), "{said}");
 }
 
 /// L6: a remote that takes no notes has the work all the same, and the row says that there is no statement.

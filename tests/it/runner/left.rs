@@ -16,7 +16,11 @@ async fn what_a_killed_runner_leaves_is_delivered() {
     let place = Place::new().await;
     let id = killed(&place, "retried");
     let (code, said) = place.relay(&["status"]);
-    assert!(code == 0 && said.contains(&format!("{id} begun: sandbox/retried of ")), "{said}");
+    let begun = format!("{id} begun: sandbox/retried of ");
+    assert!(
+        code == 1 && said.contains(&begun) && said.contains("ended with its process"),
+        "{said}"
+    );
     assert_eq!(place.relay(&["sweep", "--older-than", "0s"]).0, 0);
     let (code, said) = place.relay(&["retry", &id]);
     assert_eq!(code, 0, "{said}");

@@ -3,6 +3,9 @@
 use std::fs;
 use std::process::Command;
 
+use cogni_gateway::audit::SigningKey;
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::delivery::statement::Statement;
 use cogni_gateway::stand_in::{Operation, Trouble};
 use serde_json::{Value, json};
 
@@ -106,6 +109,24 @@ async fn a_delivery_is_left_by_who_asks_twice() {
     let (_, said) = place.relay(&["retry", "--due"]);
     let branches = git(&place.forge.bare(), &["branch", "--list", "sandbox/left"]);
     assert_eq!(branches.trim(), "sandbox/left", "{said}");
+}
+
+/// L6: what signs the run's log signs its statement, and must not be in its work, in whichever way it is given.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_runs_log_signs_its_statement() {
+    let place = Place::new().await;
+    let (seed, file) = ("5".repeat(64), place.runner.path().join("seed"));
+    fs::write(&file, &seed).unwrap();
+    let key = ["--audit-signing-key-file", file.to_str().unwrap()];
+    let flags = |branch| [&["--branch-key", branch][..], &key].concat();
+    let result = place.run(&flags("signed"), "echo 1 > one && git add one && git commit -qm one");
+    let head = result.json["relay"]["head"].as_str().unwrap();
+    let note = git(&place.forge.bare(), &["notes", "--ref=cogni", "show", head]);
+    let public = *SigningKey::new(Some(&Secret::new(seed.clone()))).unwrap().public();
+    assert!(Statement::verify(&note, &public).is_ok(), "{note}");
+    let told = format!("echo {seed} > one && git add one && git commit -qm one");
+    let held = place.run(&flags("told"), &told);
+    assert_eq!(held.json["relay"]["verdict"], "hold", "{}", held.json);
 }
 
 /// L3: an agent that takes its repository away does not take its work with it.
