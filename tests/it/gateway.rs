@@ -8,6 +8,8 @@ mod fields;
 mod headers;
 mod leaving;
 mod money;
+mod name;
+mod panic;
 mod pool;
 mod record;
 mod routes;

@@ -18,7 +18,11 @@ pub(crate) struct Running {
 
 /// Starts a provider whose every answer follows `script`, unless a request names its own.
 pub(crate) async fn start(script: &str) -> Running {
-    let addr = SocketAddr::from(([127, 0, 0, 1], 0));
+    start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
+}
+
+/// The same, at an address of this machine.
+pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> Running {
     let provider = Provider::bind(addr, script.parse().unwrap()).await.unwrap();
     let stop = CancellationToken::new();
     let running = Running {

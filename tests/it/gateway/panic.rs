@@ -1,0 +1,88 @@
+//! G14: a fault of ours in one connection is that connection's alone.
+//!
+//! It is the observer of the log that panics, once, in the midst of serving: nothing of the gateway is made for that.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::task;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use crate::support::app::TestApp;
+use crate::support::client::post;
+
+/// G14: a panic ends its connection, settles the calls on it and gives back its place; other connections go on.
+#[tokio::test]
+async fn a_panic_in_one_connection_harms_no_other() {
+    tracing::subscriber::set_global_default(Observer).unwrap();
+    let app = TestApp::with(|config| {
+        config.workers = 1;
+        config.server.max_connections = 2;
+    })
+    .await;
+    let other = app.client().open("/v1/chat/completions", &streamed()).await;
+    let socket = TokioIo::new(app.client().connect().await);
+    let (mut ours, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
+    CLIENT.set(tokio::spawn(connection).id()).unwrap();
+    let request = || post("http://x/v1/chat/completions", &streamed(), &[]);
+    let open = ours.send_request(request()).await.unwrap();
+    app.upstream.gate.reached(2).await;
+
+    PANICS.store(true, Ordering::Relaxed);
+    assert!(ours.send_request(request()).await.is_err(), "the connection has gone on");
+    assert!(!PANICS.load(Ordering::Relaxed), "nothing has panicked");
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));
+    drop(open);
+    // The place of the one that is gone is free, though perhaps not in the same moment.
+    let health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    while !app.client().raw(health).await.starts_with("HTTP/1.1 200") {
+        task::yield_now().await;
+    }
+
+    app.upstream.gate.open(2);
+    let (text, in_order) = other.rest().await;
+    assert!(in_order && text.ends_with("data: [DONE]\n\n"), "{text}");
+    let settled = app.recorded("request.settled", 2).await.remove(1);
+    assert_eq!(settled["outcome"], "completed");
+    app.stop().await;
+}
+
+fn streamed() -> Value {
+    json!({"model": "fake/chunks=2,gate=1", "stream": true, "max_tokens": 100, "messages": []})
+}
+
+/// Panics when somebody else than the client next reads a frame of HTTP/2, if it is told to.
+struct Observer;
+
+static PANICS: AtomicBool = AtomicBool::new(false);
+
+/// The task of the client's end of the connection.
+static CLIENT: OnceLock<task::Id> = OnceLock::new();
+
+impl Subscriber for Observer {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "h2::codec::framed_read"
+    }
+
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, _event: &Event<'_>) {
+        let is_ours = task::try_id().is_some_and(|task| CLIENT.get() != Some(&task));
+        assert!(!(is_ours && PANICS.swap(false, Ordering::Relaxed)), "on purpose");
+    }
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+}
