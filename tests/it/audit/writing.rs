@@ -36,6 +36,23 @@ fn eight_threads_write_one_chain() {
     assert_eq!((report.open, report.unmatched), (0, 0));
 }
 
+/// G11: a text that a client chooses takes no more of the log than it may, and is cut between two characters.
+#[test]
+fn a_long_text_is_cut() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    let (long, kept) = (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
+    at_once(log.admitted(&Admitted { model: Some(&long), ..admitted("1") })).unwrap();
+    log.settled(&settled("1"));
+    drop(log);
+    place.verify();
+    let models = place.entries().into_iter().filter_map(|entry| match entry.event {
+        Event::Admitted(admission) => admission.model,
+        _ => None,
+    });
+    assert_eq!(models.collect::<Vec<_>>(), [kept]);
+}
+
 /// G11: an acknowledged admission is in the file, and so is all that came before it.
 #[test]
 fn an_admission_takes_everything_before_it_to_the_file() {

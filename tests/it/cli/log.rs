@@ -1,11 +1,16 @@
 //! G12: our own log, for machines.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
+use http::Method;
 use serde_json::Value;
 
 use super::BINARY;
-use crate::support::process::Process;
+use crate::support::client::{Client, request};
+use crate::support::process::{Process, patience};
 use crate::support::provider;
 
 /// G12: each line is one flat object, with the run and its trace where it is about a run.
@@ -45,4 +50,42 @@ async fn a_line_of_json_says_whose_run_and_trace_it_is_about() {
         {"level":"INFO","message":"stopped","run":"run-1","target":"cogni_gateway::app","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
         "#);
     });
+}
+
+/// G14: whoever does not read our log holds up no request, and no end; what does not fit is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_holds_nobody_up() {
+    let place = tempfile::tempdir().unwrap();
+    let (socket, pipe) = (place.path().join("llm.sock"), place.path().join("pipe"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // Opened for both, so that neither side waits for the other.
+    let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "exec 2<>\"$0\"; exec \"$@\""])
+        .arg(&pipe)
+        .args([BINARY, "proxy"])
+        .env_clear()
+        .env("RUN_ID", "run-1")
+        .env("BILLING_ACCOUNT_ID", "acct-1")
+        .env("LITELLM_MASTER_KEY", "sk-very-secret")
+        .env("LITELLM_HOST", "127.0.0.1:9")
+        .env("SOCKET_PATH", &socket)
+        .env("ACCESS_LOG_PATH", "off")
+        .env("LOG", "trace");
+    let mut gateway = Process::start(&mut command, "build it with cargo");
+    let is_served = || UnixStream::connect(&socket).is_ok();
+    tokio::task::block_in_place(|| patience(is_served, || gateway.said()));
+    let mut connection = Client::new(&socket).http2().await;
+    // HTTP/2 says several lines of each: more than a pipe and the queue hold.
+    for _ in 0..1000 {
+        let asked = request(Method::GET, "http://x/health", "", &[]);
+        assert_eq!(connection.send_request(asked).await.unwrap().status(), 200);
+    }
+    drop(connection);
+    assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
+    let mut kept = vec![0; 1 << 20];
+    let length = reader.read(&mut kept).unwrap();
+    let kept = String::from_utf8_lossy(&kept[..length]);
+    assert!(kept.contains("ready") && !kept.contains("stopped"), "{kept}");
 }
