@@ -155,7 +155,8 @@ fn unknown_labels(text: &str) -> Vec<String> {
 }
 
 /// What names of ours begin with.
-const OURS: [&str; 10] = [
+const OURS: [&str; 11] = [
+    "api_",
     "billing_",
     "cogni_gateway_",
     "events_dropped",
