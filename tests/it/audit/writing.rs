@@ -41,8 +41,8 @@ fn eight_threads_write_one_chain() {
 fn a_long_text_is_cut() {
     let place = Place::new();
     let (log, _) = place.open();
-    let (long, kept) = (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
-    at_once(log.admitted(&Admitted { model: Some(&long), ..admitted("1") })).unwrap();
+    let (given, kept) = (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
+    at_once(log.admitted(&Admitted { model: Some(&given), ..admitted("1") })).unwrap();
     log.settled(&settled("1"));
     drop(log);
     place.verify();

@@ -125,8 +125,8 @@ async fn the_key_of_a_runs_log_signs_its_statement() {
     let public = *SigningKey::new(Some(&Secret::new(seed.clone()))).unwrap().public();
     assert!(Statement::verify(&note, &public).is_ok(), "{note}");
     let told = format!("echo {seed} > one && git add one && git commit -qm one");
-    let held = place.run(&flags("told"), &told);
-    assert_eq!(held.json["relay"]["verdict"], "hold", "{}", held.json);
+    let result = place.run(&flags("told"), &told);
+    assert_eq!(result.json["relay"]["verdict"], "hold", "{}", result.json);
 }
 
 /// L3: an agent that takes its repository away does not take its work with it.
