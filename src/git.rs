@@ -17,6 +17,7 @@ mod sha;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ pub enum Error {
     #[error("git cannot be started, or not be listened to")]
     Io(#[from] io::Error),
     #[error("`git {what}` has failed ({end}): {said}")]
-    Failed { what: String, end: String, said: String },
+    Failed { what: String, end: ExitStatus, said: String },
     #[error("`git {what}` has taken longer than {}", humantime::format_duration(*.after))]
     Late { what: String, after: Duration },
     #[error("`git {what}` has said more than {limit} bytes")]
@@ -103,6 +104,11 @@ impl Error {
             Self::Failed { said, .. } => Some(said),
             _ => None,
         }
+    }
+
+    /// Whether git has said no to a question, which is no failure.
+    pub fn is_no(&self) -> bool {
+        matches!(self, Self::Failed { end, .. } if end.code() == Some(1))
     }
 }
 

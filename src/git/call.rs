@@ -206,7 +206,7 @@ impl process::Ended {
     }
 
     fn into_error(self, what: &str) -> Error {
-        Error::Failed { what: what.to_owned(), end: self.status.to_string(), said: self.said }
+        Error::Failed { what: what.to_owned(), end: self.status, said: self.said }
     }
 }
 

@@ -135,7 +135,7 @@ fn merged(work: &Quarantined) -> Result<Vec<Sha>, Error> {
     let words = ["--all".to_owned(), work.state.base_tip.to_string(), work.tip.to_string()];
     let (said, ended) = work.call("merge-base").words(words).told()?;
     match ended {
-        Err(git::Error::Failed { end, .. }) if end == NO => return Ok(vec![]),
+        Err(error) if error.is_no() => return Ok(vec![]),
         ended => ended.map_err(refused)?,
     }
     let mut merged = vec![];
@@ -154,7 +154,7 @@ fn merge(work: &Quarantined, base: Sha) -> Result<Sha, Error> {
     let call = work.call("merge-tree").words(words);
     let (said, ended) = call.words([work.state.start, base].map(|it| it.to_string())).told()?;
     match ended {
-        Err(git::Error::Failed { end, .. }) if end == NO => (),
+        Err(error) if error.is_no() => (),
         ended => ended.map_err(refused)?,
     }
     named(said.lines().next().unwrap_or_default())
@@ -246,8 +246,6 @@ fn leads_outside(path: &[u8], target: &[u8]) -> bool {
 const SEPARATORS: [char; 2] = ['/', '\\'];
 
 const DIFF: &[&str] = &["-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff"];
-/// How git says no, which is no failure.
-const NO: &str = "exit status: 1";
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// No link that works is longer.
