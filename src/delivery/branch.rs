@@ -1,11 +1,14 @@
 //! The half that git does: from what came out of the sandbox to the branch. All of it blocks.
 
+use std::collections::BTreeSet;
+
 use super::outbox::{Job, Progress, Step, Verdict};
 use super::rules::Rules;
 use super::statement::Statement;
 use super::stop::Stop;
 use super::{Error, Relay};
 use crate::base::secret::Secret;
+use crate::relay::judge::Reason;
 use crate::relay::quarantine::{Provenance, Quarantined};
 use crate::relay::{self, Artifacts, Bundle, Judged, Lease, Note, Sha};
 
@@ -97,6 +100,33 @@ impl Relay {
         let mirror = self.mirror(&job.order.repository)?;
         let now = mirror.ensure_branch(lease, Some(&job.order.state.base), token)?;
         Ok(now.exists && mirror.contains(now.start, head))
+    }
+
+    /// Why somebody has to look at what the branch has beside this work: a run that was asked for no pull request may
+    /// have left that there, and now people are asked to merge all of it.
+    ///
+    /// What rows say goes with them, so the branch itself is looked at; and what was judged by an agent's own, stricter
+    /// rules counts for as long as there is a row that says so.
+    pub(super) fn before(
+        &self,
+        job: &Job,
+        lease: &Lease,
+        token: Option<&Secret>,
+    ) -> Result<Vec<Reason>, Stop> {
+        let order = &job.order;
+        let mirror = self.mirror(&order.repository)?;
+        let now = mirror.ensure_branch(lease, Some(&order.state.base), token)?;
+        let policy = self.rules_of(order).policy().map_err(Error::Rules)?;
+        let limits = &self.settings.judge.quarantine;
+        let mut reasons: BTreeSet<_> =
+            mirror.reasons(lease, &now, (limits, &policy))?.into_iter().collect();
+        for earlier in self.outbox.reviewed(&order.repository, lease.branch().key())? {
+            let is_there = |tip| earlier.head.is_some_and(|head| mirror.contains(tip, head));
+            if is_there(now.start) && !is_there(now.base_tip) {
+                reasons.extend(earlier.reasons);
+            }
+        }
+        Ok(reasons.into_iter().filter(|reason| !job.reasons.contains(reason)).collect())
     }
 
     /// Puts the statement beside the commit, where it is not yet. A key that lives no longer than this process would prove

@@ -159,6 +159,15 @@ impl Outbox {
         self.select(&format!("{OPEN} AND due <= ?1"), &[&millis(now)])
     }
 
+    /// What was found to need a review, of the work for a branch; oldest first.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn reviewed(&self, repository: &Repository, key: &BranchKey) -> Result<Vec<Job>, Error> {
+        let what = "verdict = 'review' AND repository = ?1 AND branch_key = ?2";
+        self.select(what, &[&repository.key(), &key.as_str()])
+    }
+
     /// What has not been delivered yet to a branch. A run that begins there would not build on it.
     ///
     /// # Errors

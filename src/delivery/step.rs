@@ -53,7 +53,7 @@ impl Relay {
                 Box::pin(self.push(job, lease, audit)).await
             }
             Step::Pushed if job.order.pull_request.is_some() => {
-                Box::pin(self.request(job, audit)).await
+                Box::pin(self.request(job, lease, audit)).await
             }
             _ => self.vouch(job).await,
         };
@@ -124,7 +124,7 @@ impl Relay {
     }
 
     /// From the branch to its pull request, if there is to be one.
-    async fn request(self: &Arc<Self>, job: Job, audit: &Log) -> Result<Job, Stop> {
+    async fn request(self: &Arc<Self>, job: Job, lease: &Lease, audit: &Log) -> Result<Job, Stop> {
         let words = job.order.pull_request.clone().unwrap_or_default();
         let (Some(hosted), Some(access)) = (job.order.repository.hosted(), &self.settings.access)
         else {
@@ -132,6 +132,14 @@ impl Relay {
                 "a pull request needs a repository on a forge, and a token for it",
             ));
         };
+        let token = self.token(&job.order.repository).await?;
+        let (relay, held, row) = (self.clone(), lease.clone(), job.clone());
+        let looking = move || relay.before(&row, &held, token.as_ref());
+        let before = tokio::task::spawn_blocking(looking).await??;
+        if !before.is_empty() {
+            let reasons: Vec<_> = before.iter().map(ToString::to_string).collect();
+            tracing::warn!(relay = job.id, ?reasons, "somebody has to look at the branch");
+        }
         let order = pull_request::Order {
             head: job.order.branch().clone(),
             base: Some(job.order.state.base.clone()),
@@ -142,6 +150,7 @@ impl Relay {
             moved: (job.order.state.expected().unwrap_or(Sha::NONE), job.head.unwrap_or(Sha::NONE)),
             needs_review: job.verdict == Some(Verdict::Review),
             reasons: job.reasons.clone(),
+            before,
         };
         let published =
             pull_request::publish(&access.api, &access.credential, hosted, &order).await?;

@@ -43,6 +43,8 @@ pub struct Order {
     pub needs_review: bool,
     /// Why.
     pub reasons: Vec<Reason>,
+    /// Why somebody has to look at what the branch had before. A new one is then a draft, too.
+    pub before: Vec<Reason>,
 }
 
 /// A pull request that says what it should.
@@ -179,14 +181,15 @@ impl Desk<'_> {
         if let Some(found) = self.find(&base).await? {
             return self.update(found).await;
         }
-        match self.create(&base, self.order.needs_review).await {
+        let is_draft = self.order.needs_review || !self.order.before.is_empty();
+        match self.create(&base, is_draft).await {
             // Somebody was faster, or we were and never heard of it.
             Err(error) if error.has(|reason| reason.message.contains(EXISTS)) => {
                 let found = self.find(&base).await?;
                 self.update(found.ok_or(Error::Unanswered(error.to_string()))?).await
             }
             // Not every plan has drafts. The text says that it is to be looked at.
-            Err(error) if self.order.needs_review && error.to_string().contains(NO_DRAFTS) => {
+            Err(error) if is_draft && error.to_string().contains(NO_DRAFTS) => {
                 self.create(&base, false).await
             }
             created => created,
@@ -203,7 +206,7 @@ impl Desk<'_> {
 
     async fn create(&self, base: &str, draft: bool) -> Result<Published, Error> {
         let title = text::title(&self.order.title, &format!("Changes from {}", self.order.head));
-        let body = island::put(None, &self.order.run, &self.words()).unwrap_or_default();
+        let body = island::put(None, &self.order.run, &self.words(false)).unwrap_or_default();
         let head = self.order.head.to_string();
         let create = Create { title: &title, head, base, body: &body, draft };
         let address = path(self.repository, "/pulls");
@@ -215,8 +218,9 @@ impl Desk<'_> {
     async fn update(&self, found: Found) -> Result<Published, Error> {
         let old = found.body.as_deref();
         let published = Published { number: found.number, url: found.html_url, is_new: false };
-        let Some(body) = island::put(old, &self.order.run, &self.words()) else {
-            if self.order.needs_review {
+        let words = self.words(island::has_notice_of_another(old, &self.order.run));
+        let Some(body) = island::put(old, &self.order.run, &words) else {
+            if words.contains(NOTICE) {
                 return Err(Error::Full(published.url));
             }
             tracing::warn!(
@@ -234,24 +238,37 @@ impl Desk<'_> {
         Ok(published)
     }
 
-    /// What the run has to say: the agent's words, and ours below them.
-    fn words(&self) -> String {
+    /// What the run has to say: the agent's words, and ours below them. What was there before is told of once.
+    fn words(&self, is_told: bool) -> String {
         let Order { run, agent, moved: (from, to), .. } = self.order;
         let body = text::body(&self.order.body);
         let run = text::code(run);
         let agent =
             if agent.is_empty() { String::new() } else { format!(" of {}", text::code(agent)) };
         let from = if *from == Sha::NONE { "nothing".to_owned() } else { format!("`{from}`") };
-        let notice = if self.order.needs_review { self.notice(&run) } else { String::new() };
+        let before = if is_told { &[] } else { self.order.before.as_slice() };
+        let notice = self.notice(&run, before);
         let gap = if body.is_empty() { "" } else { "\n\n" };
         format!("{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{notice}")
     }
 
     /// What stays for as long as there is room for anything: that somebody has to look, and below it, at what.
-    fn notice(&self, run: &str) -> String {
-        let headline =
-            format!("**The changes of {run} touch what is protected: they need a review.**\n");
-        let reasons = &self.order.reasons;
+    fn notice(&self, run: &str, before: &[Reason]) -> String {
+        let Order { needs_review, reasons, .. } = self.order;
+        let headline = match (needs_review, before.is_empty()) {
+            (false, true) => return String::new(),
+            (true, true) => {
+                format!("The changes of {run} touch what is protected: they need a review.")
+            }
+            (false, false) => {
+                format!("Beside the changes of {run}, the branch has what needs a review.")
+            }
+            (true, false) => {
+                format!("The changes of {run}, and the branch beside them, need a review.")
+            }
+        };
+        let headline = format!("**{headline}**\n");
+        let reasons: Vec<_> = reasons.iter().chain(before).collect();
         let listed = reasons.iter().take(MAX_REASONS).map(|Reason { path, why, .. }| {
             let path = path.as_ref().map(|path| text::code(path) + ": ").unwrap_or_default();
             format!("- {path}{}", text::body(why))

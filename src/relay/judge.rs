@@ -10,6 +10,7 @@ mod pattern;
 mod policy;
 mod secret;
 mod seen;
+mod standing;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -150,8 +151,18 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// What the work is, and what is said of it.
     fn hear(&mut self, work: &Quarantined, evidence: &Evidence) {
-        let Policy { review_files, hold_files, work_elsewhere, .. } = *self.policy;
+        self.look(evidence);
+        self.claims(work);
+        if work.has_work_elsewhere {
+            let why = "the agent's checkout is at another commit than its branch";
+            self.say(self.policy.work_elsewhere, None, why);
+        }
+    }
+
+    fn look(&mut self, evidence: &Evidence) {
+        let Policy { review_files, hold_files, .. } = *self.policy;
         for change in &evidence.changes {
             self.path(change);
             self.mode(change);
@@ -171,14 +182,6 @@ impl Bench<'_> {
         }
         for (path, kind) in &evidence.secrets {
             self.say(self.policy.secret, path.as_deref(), &format!("it holds {kind}"));
-        }
-        self.claims(work);
-        if work.has_work_elsewhere {
-            self.say(
-                work_elsewhere,
-                None,
-                "the agent's checkout is at another commit than its branch",
-            );
         }
         let counted = format!("{} paths are changed", evidence.files);
         match evidence.files {

@@ -6,6 +6,7 @@
 
 pub mod commit;
 mod replay;
+mod standing;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -201,21 +202,25 @@ impl Cell<'_> {
         if !ancestor.is_so()? {
             return Err(Refusal::Rewritten.into());
         }
-        let most = format!("--max-count={}", u64::from(self.limits.commits) + 1);
-        let words = ["--topo-order", "--reverse", &most, &tip];
-        let names = self.call("rev-list").words(words).words(state.known()).text()?;
-        let count = names.lines().count();
-        if count > self.limits.commits as usize {
-            return Err(Refusal::Commits(self.limits.commits).into());
-        }
-        if count == 0 {
+        let commits = self.listed(header.tip, &state.known())?;
+        if commits.is_empty() {
             return Err(Refusal::Nothing.into());
         }
-        let commits = self.read(names)?;
         match commits.iter().find(|commit| commit.parents.is_empty()) {
             Some(root) => Err(Refusal::Root(root.name).into()),
             None => Ok(commits),
         }
+    }
+
+    /// What `tip` builds on beside what is `known`, oldest first.
+    fn listed(&self, tip: Sha, known: &[String]) -> Result<Vec<Commit>, Error> {
+        let most = format!("--max-count={}", u64::from(self.limits.commits) + 1);
+        let words = ["--topo-order", "--reverse", &most, &tip.to_string()];
+        let names = self.call("rev-list").words(words).words(known).text()?;
+        if names.lines().count() > self.limits.commits as usize {
+            return Err(Refusal::Commits(self.limits.commits).into());
+        }
+        self.read(names)
     }
 
     /// Whether the agent was given all of these. The mirror has other runs' work, too.

@@ -1,5 +1,6 @@
 //! Durable delivery, with real git and a stand-in for GitHub.
 
+mod before;
 mod host;
 mod judged;
 mod kill;

@@ -125,5 +125,6 @@ fn order() -> Order {
         moved: (Sha::NONE, Sha::of("blob", b"")),
         needs_review: false,
         reasons: vec![],
+        before: vec![],
     }
 }

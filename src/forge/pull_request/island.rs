@@ -28,6 +28,13 @@ pub fn put(text: Option<&str>, run: &str, words: &str) -> Option<String> {
     trim(pieces, own)
 }
 
+/// Whether another run's part says that somebody has to look.
+pub fn has_notice_of_another(text: Option<&str>, run: &str) -> bool {
+    let mark = format!("{OPEN}{run}{MARK_END}");
+    let is_it = |piece: &Piece<'_>| matches!(piece, Piece::Part(part) if part.contains(NOTICE) && !part.starts_with(&mark));
+    read(text.unwrap_or_default()).iter().any(is_it)
+}
+
 /// What a text is made of.
 enum Piece<'a> {
     Foreign(&'a str),

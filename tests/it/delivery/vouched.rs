@@ -77,8 +77,8 @@ async fn a_statement_that_cannot_be_left_now_is_left_later() {
     let first = deliver(&relay, order, &begun).await;
     assert_eq!((first.step, first.statement), ("pushed", None));
     drop(begun);
-    forge.hub.inject(Operation::Advertise, Trouble::status(StatusCode::BAD_GATEWAY), 1);
-    // The first that git asks for now is where the notes are.
+    // All that is pushed now is the statement.
+    forge.hub.inject(Operation::Push, Trouble::status(StatusCode::BAD_GATEWAY), 1);
     let second = relay.resume(&first.id).await.unwrap().unwrap();
     assert_eq!((second.step, second.statement), ("pull_requested", None), "{:?}", second.why);
     let third = relay.resume(&first.id).await.unwrap().unwrap();

@@ -297,5 +297,6 @@ pub(super) fn order() -> Order {
         moved: (Sha::NONE, Sha::of("blob", b"")),
         needs_review: false,
         reasons: vec![],
+        before: vec![],
     }
 }
