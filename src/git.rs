@@ -16,10 +16,13 @@ mod sha;
 
 use std::fs;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
+
+use rustix::process::Signal;
 
 pub use crate::base::network::{Network, Proxy};
 pub(crate) use call::is_plain;
@@ -48,7 +51,7 @@ pub enum Error {
     Unfit { found: String },
     #[error("git cannot be started, or not be listened to")]
     Io(#[from] io::Error),
-    #[error("`git {what}` has failed ({end}): {said}")]
+    #[error("`git {what}` has failed ({end}){}{said}", if said.is_empty() { "" } else { ": " })]
     Failed { what: String, end: ExitStatus, said: String },
     #[error("`git {what}` has taken longer than {}", humantime::format_duration(*.after))]
     Late { what: String, after: Duration },
@@ -106,10 +109,44 @@ impl Error {
         }
     }
 
+    /// Whether the same may come to another end on another day: the machine is at fault, whose disk is full, or somebody
+    /// who has ended git; and not what git was asked about.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Io(_) => true,
+            Self::Failed { end, said, .. } => match end.signal() {
+                Some(signal) => !is_one(signal, &SPENT) && !is_one(signal, &BROKEN),
+                None => FULL.iter().any(|words| fatal(said).ends_with(words)),
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether it takes more than it was given.
+    pub fn is_costly(&self) -> bool {
+        match self {
+            Self::Late { .. } | Self::TooMuch { .. } => true,
+            Self::Failed { end, said, .. } => match end.signal() {
+                Some(signal) => is_one(signal, &SPENT),
+                None => EXHAUSTED.iter().any(|words| fatal(said).contains(words)),
+            },
+            _ => false,
+        }
+    }
+
     /// Whether git has said no to a question, which is no failure.
     pub fn is_no(&self) -> bool {
         matches!(self, Self::Failed { end, .. } if end.code() == Some(1))
     }
+}
+
+fn is_one(signal: i32, signals: &[Signal]) -> bool {
+    signals.iter().any(|one| one.as_raw() == signal)
+}
+
+/// The last that git says before it gives up, which is the reason. What comes before may have been written by anybody.
+fn fatal(said: &str) -> &str {
+    said.lines().last().and_then(|last| last.strip_prefix("fatal: ")).unwrap_or_default()
 }
 
 /// `git version 2.47.3 (Apple Git-1)` is 2.47.3.
@@ -122,6 +159,20 @@ fn version(said: &str) -> Option<[u32; 3]> {
 fn version_text([major, minor, patch]: [u32; 3]) -> String {
     format!("{major}.{minor}.{patch}")
 }
+
+/// How the kernel ends what has reached a limit of [`Limits`].
+const SPENT: [Signal; 2] = [Signal::XFSZ, Signal::XCPU];
+
+/// How git ends that has come to harm, by itself. Other signals are somebody's.
+const BROKEN: [Signal; 6] =
+    [Signal::SEGV, Signal::ABORT, Signal::BUS, Signal::ILL, Signal::FPE, Signal::SYS];
+
+/// What git says, in this language, where there is no room on the disk,
+const FULL: [&str; 3] = ["No space left on device", "Out of diskspace", "Disk quota exceeded"];
+
+/// and where it is given no more memory.
+const EXHAUSTED: [&str; 4] =
+    ["out of memory", "Out of memory", "mmap failed", "Cannot allocate memory"];
 
 /// The git that all of this was tried with.
 const OLDEST: [u32; 3] = [2, 47, 3];

@@ -72,6 +72,7 @@ impl From<relay::Error> for Stop {
         let why = error.to_string();
         match error {
             E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } => Self::later(why),
+            E::Git(error) if error.is_passing() => Self::later(why),
             // Somebody else is at the ref, for a moment.
             E::Declined { why: said } if is_passing(&said) => Self::later(why),
             E::Moved { .. } => Self::held(MOVED, why),

@@ -39,7 +39,7 @@ pub(super) enum Sink<'a> {
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) status: ExitStatus,
-    /// The beginning of its standard error.
+    /// The beginning of its standard error, and the end.
     pub(super) said: String,
 }
 
@@ -182,8 +182,10 @@ impl Conversation<'_, '_> {
             stdin = self.write(stdin)?;
             stdout = read(stdout, |piece| self.take(piece, &mut printed))?;
             stderr = read(stderr, |piece| {
-                let room = SAID_BYTES.saturating_sub(said.len());
-                said.extend_from_slice(&piece[..piece.len().min(room)]);
+                said.extend_from_slice(piece);
+                // What goes is in the middle: the last line says why.
+                let over = said.len().saturating_sub(SAID_BYTES);
+                said.drain(HALF.min(said.len())..(HALF + over).min(said.len()));
                 Ok(())
             })?;
         }
@@ -271,6 +273,7 @@ const LONGEST: Duration = Duration::from_hours(24 * 365);
 
 /// Git's complaints are a few lines.
 const SAID_BYTES: usize = 8 << 10;
+const HALF: usize = SAID_BYTES / 2;
 
 /// A full pipe, in four.
 const PIECE_BYTES: usize = 16 << 10;

@@ -92,7 +92,7 @@ impl Desk<'_> {
     fn read(&self, head: Sha) -> Result<Option<String>, git::Error> {
         match self.notes().words(["show", &head.to_string()]).text() {
             Ok(note) => Ok(Some(note)),
-            Err(git::Error::Failed { .. }) => Ok(None),
+            Err(error @ git::Error::Failed { .. }) if !error.is_passing() => Ok(None),
             Err(error) => Err(error),
         }
     }

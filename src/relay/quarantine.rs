@@ -230,7 +230,7 @@ impl Cell<'_> {
         let call = call.input(Input::Bytes((list.join("\n") + "\n").into_bytes()));
         match call.text() {
             Ok(foreign) => Ok(foreign.is_empty()),
-            Err(git::Error::Failed { .. }) => Ok(false),
+            Err(error @ git::Error::Failed { .. }) if !error.is_passing() => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -285,17 +285,15 @@ impl Cell<'_> {
     }
 }
 
-/// What git fails at among the agent's objects is the agent's doing.
+/// What git fails at among the agent's objects is the agent's doing, unless it is the machine's.
 pub(super) fn refused(error: git::Error) -> Error {
+    let why = error.said().filter(|said| !said.is_empty());
+    let why = why.map_or_else(|| error.to_string(), str::to_owned);
     match error {
-        git::Error::Failed { said, .. } if EXHAUSTED.iter().any(|words| said.contains(words)) => {
-            Refusal::Costly(said).into()
-        }
-        git::Error::Failed { said, .. } => Refusal::Objects(said).into(),
-        git::Error::Late { .. } | git::Error::TooMuch { .. } => {
-            Refusal::Costly(error.to_string()).into()
-        }
-        _ => error.into(),
+        error if error.is_passing() => error.into(),
+        error if error.is_costly() => Refusal::Costly(why).into(),
+        git::Error::Failed { .. } => Refusal::Objects(why).into(),
+        error => error.into(),
     }
 }
 
@@ -307,10 +305,6 @@ fn inside<'a>(mirror: &'a Mirror, objects: &Path, subcommand: &'static str) -> C
 
 /// Everything that git warns of is an error, and some of what it only mentions.
 const STRICT: &str = "--strict=badFilemode=error,gitmodulesParse=error";
-
-/// What git says, in this language, where its limits are reached.
-const EXHAUSTED: &[&str] =
-    &["out of memory", "Out of memory", "mmap failed", "File size limit exceeded"];
 
 /// A name, a kind and a size of 20 digits.
 const OBJECT_LINE_BYTES: u64 = 72;

@@ -70,7 +70,7 @@ impl Quarantined {
         let words = ["--cached", "--whitespace=nowarn", "--allow-empty", "-"];
         match on_index("apply").words(words).input(input).done() {
             Ok(()) => (),
-            Err(git::Error::Io(error)) => return Err(git::Error::Io(error).into()),
+            Err(error) if error.is_passing() => return Err(error.into()),
             // Whatever is too much for it: the commits are there.
             Err(_) => return Ok(Some(Unlike::DoesNotApply)),
         }

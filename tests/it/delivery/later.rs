@@ -1,5 +1,7 @@
 //! L7: what is taken up later, by whom, and where that is written down.
 
+use std::os::unix::fs::symlink;
+
 use cogni_gateway::audit::verify;
 use cogni_gateway::delivery::outbox::Step;
 use cogni_gateway::delivery::{Delivered, record};
@@ -9,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::kill::{begin, state};
 use super::way::{deliver, events, key, relay, work};
+use crate::support::disk::Disk;
 use crate::support::forge::{NAME, Running};
 
 /// L7: the run's log is closed when its work goes on, so what is done then is in the row's own, which is proved like it.
@@ -66,6 +69,25 @@ async fn a_row_whose_log_is_broken_is_left_alone() {
     let other = begin(&forge, "task-8").await;
     let done = relay.resume_due(&CancellationToken::new()).await.unwrap();
     assert_eq!(ids(&done), [other]);
+}
+
+/// L7: a disk that is full where work is looked at says nothing about the work: it is delivered when there is room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_no_reason_to_hold_work() {
+    let forge = Running::start().await;
+    let disk = Disk::mount(1 << 20);
+    std::fs::create_dir(disk.path("branches")).unwrap();
+    std::fs::create_dir(state(&forge)).unwrap();
+    symlink(disk.path("branches"), state(&forge).join("branches")).unwrap();
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    disk.fill();
+    let first = deliver(&relay, order, &begun).await;
+    assert_eq!((first.step, first.is_pushed), ("extracted", false), "{:?}", first.why);
+    insta::assert_snapshot!(first.why.unwrap(), @"`git index-pack` has failed (exit status: 128): fatal: write error: No space left on device");
+    disk.free();
+    drop(begun);
+    assert_eq!(relay.resume(&first.id).await.unwrap().unwrap().step, "done");
 }
 
 /// L7: what is due on all branches is delivered in one go, but for those that a run is at.

@@ -1,14 +1,16 @@
 //! L4, L6: the one way in which git is run.
 
 use std::fs::{self, File};
+use std::thread;
 use std::time::Duration;
 
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::git::{Error, Input, Limits};
 use cogni_gateway::relay::Git;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::support::process::pause_for;
+use crate::support::process::{patience, pause_for};
 use crate::support::repository::Repository;
 
 fn git() -> (TempDir, Git) {
@@ -30,6 +32,44 @@ fn a_git_without_end_is_ended() {
     let limits = Limits { output_bytes: 10, ..Limits::default() };
     let loud = git.call("help").word("-a").limits(limits).done();
     insta::assert_snapshot!(loud.unwrap_err(), @"`git help` has said more than 10 bytes");
+}
+
+/// L4, L7: a git that somebody has ended says nothing about what it was asked; one that has reached a limit does.
+#[test]
+fn how_git_was_ended_tells_whose_doing_it_is() {
+    let (_directory, git) = git();
+    let (read, _write) = std::io::pipe().unwrap();
+    let input = Input::File(File::from(std::os::fd::OwnedFd::from(read)));
+    let ended = thread::scope(|scope| {
+        let call = git.call("hash-object").word("--stdin").input(input);
+        let asked = scope.spawn(|| call.done().unwrap_err());
+        patience(|| child("hash-object").is_some(), || "git has not begun".to_owned());
+        kill_process(child("hash-object").unwrap(), Signal::KILL).unwrap();
+        asked.join().unwrap()
+    });
+    insta::assert_snapshot!(ended, @"`git hash-object` has failed (signal: 9 (SIGKILL))");
+    assert!(ended.is_passing() && !ended.is_costly());
+
+    let limits = Limits { file_bytes: 1 << 10, ..Limits::default() };
+    let directory = tempfile::tempdir().unwrap();
+    let bare = Repository::seeded(&directory.path().join("bare.git"));
+    let call = git.call("hash-object").repository(&bare.path).words(["-w", "--stdin"]);
+    let noise: Vec<u8> =
+        (0..200_000_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
+    let spent = call.limits(limits).input(Input::Bytes(noise)).done().unwrap_err();
+    insta::assert_snapshot!(spent, @"`git hash-object` has failed (signal: 25 (SIGXFSZ))");
+    assert!(spent.is_costly() && !spent.is_passing());
+}
+
+/// The one process of ours that has this among its words.
+fn child(word: &str) -> Option<Pid> {
+    let own = format!("PPid:\t{}\n", std::process::id());
+    fs::read_dir("/proc").unwrap().map(Result::unwrap).find_map(|entry| {
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let words = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+        let is_it = status.contains(&own) && words.split('\0').any(|one| one == word);
+        Pid::from_raw(entry.file_name().to_str()?.parse().ok().filter(|_| is_it)?)
+    })
 }
 
 /// L4: what is made of an answer here is not git's time; and a time that no clock can count is none.

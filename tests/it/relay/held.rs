@@ -1,8 +1,9 @@
 //! L5: work that is not pushed is kept, with the line that applies it.
 
 use cogni_gateway::base::secret::Secret;
-use cogni_gateway::relay::Verdict;
 use cogni_gateway::relay::judge::{Config, Pattern, Ruling};
+use cogni_gateway::relay::quarantine::Refusal;
+use cogni_gateway::relay::{Error, Verdict};
 
 use super::place::{Place, provenance};
 use crate::support::repository::{Repository, command};
@@ -113,6 +114,30 @@ fn a_credential_that_was_there_is_not_found_again() {
     run.workspace.commit("More");
     let pushed = place.deliver(&run).unwrap();
     assert_eq!(pushed.verdict, Verdict::Push);
+}
+
+/// L4: a change of a few bytes of a large file brings the file along. What git is ended for then is what that takes.
+#[test]
+fn work_that_takes_too_much_room_is_too_costly() {
+    let mut place = Place::new();
+    let work = Repository::with_files(&place.path("work"));
+    let url = place.remote.path.display().to_string();
+    work.git(["pull", "-q", &url, "main"]);
+    let noise = (0..500_000_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes());
+    let mut noise: Vec<u8> = noise.collect();
+    work.write("noise.bin", &noise);
+    work.commit("A large file");
+    work.git(["push", "-q", &url, "main"]);
+    place.config.quarantine.pack_bytes = 100 << 10;
+    let run = place.begin("large", "one");
+    noise.extend(b"more");
+    run.workspace.write("noise.bin", &noise);
+    run.workspace.commit("A little more");
+    let announced = place.extract(&run).unwrap().unwrap();
+    assert!(run.artifacts.bundle().metadata().unwrap().len() < 10_000);
+    let error = place.judge(&run, announced).unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::Costly(_))), "{error:?}");
+    insta::assert_snapshot!(error, @"what came out cannot come in: it takes more time or room than there is for it: `git index-pack` has failed (signal: 25 (SIGXFSZ))");
 }
 
 /// L5: where `*` and `**` reach.
