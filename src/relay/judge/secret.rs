@@ -25,6 +25,8 @@ pub struct Scanner {
     names: Vec<String>,
     /// Those that the host itself holds; the agent was never given one.
     known: Vec<Secret>,
+    /// What is kept of a piece until the next one: the longest that may be in both.
+    kept: usize,
 }
 
 /// A text that is being looked at, piece by piece.
@@ -44,11 +46,16 @@ impl Scanner {
     /// The first pattern that is none.
     pub fn new(kinds: &[Kind], known: &[Secret]) -> Result<Self, regex::Error> {
         let patterns = || kinds.iter().map(|kind| kind.pattern.as_str());
+        let known: Vec<_> =
+            known.iter().filter(|known| known.expose().len() >= SHORTEST).cloned().collect();
+        // A private key is longer than what has a pattern.
+        let longest = known.iter().map(|known| known.expose().len()).max().unwrap_or_default();
         Ok(Self {
             any: RegexSet::new(patterns())?,
             each: patterns().map(Regex::new).collect::<Result<_, _>>()?,
             names: kinds.iter().map(|kind| kind.name.clone()).collect(),
-            known: known.iter().filter(|known| known.expose().len() >= SHORTEST).cloned().collect(),
+            known,
+            kept: longest.max(LONGEST),
         })
     }
 
@@ -78,7 +85,7 @@ impl Scanner {
                 found.insert(hex::sha256(known.expose().as_bytes()), KNOWN.to_owned());
             }
         }
-        let done = window.len().saturating_sub(LONGEST);
+        let done = window.len().saturating_sub(self.kept);
         window.drain(..done);
     }
 }
@@ -103,5 +110,5 @@ const KNOWN: &str = "this host's own";
 /// A shorter one would be found everywhere.
 pub const SHORTEST: usize = 12;
 
-/// The longest credential that is found where two pieces meet.
+/// The longest credential that is found by its pattern where two pieces meet.
 const LONGEST: usize = 512;

@@ -1,7 +1,7 @@
 //! L5: work that is not pushed is kept, with the line that applies it.
 
 use cogni_gateway::base::secret::Secret;
-use cogni_gateway::relay::judge::{Config, Pattern, Ruling};
+use cogni_gateway::relay::judge::{Config, Found, Pattern, Ruling, Scanner, Text};
 use cogni_gateway::relay::quarantine::Refusal;
 use cogni_gateway::relay::{Error, Verdict};
 
@@ -96,6 +96,29 @@ fn a_credential_of_this_host_is_found_anywhere() {
     let Verdict::Hold(reasons) = judged.verdict() else { panic!("{:?}", judged.verdict()) };
     assert_eq!(reasons.len(), 3, "{reasons:?}");
     assert!(!format!("{reasons:?}").contains(secret));
+}
+
+/// L5: and so is one that is as long as a private key, at every split, and where each letter has two bytes.
+#[test]
+fn a_long_credential_is_found_at_every_split() {
+    let secret = "correct-horse-".repeat(120);
+    let scanner = Scanner::new(&[], &[Secret::new(&secret)]).unwrap();
+    let is_found = |pieces: &[&[u8]]| {
+        let (mut text, mut found) = (Text::default(), Found::new());
+        for piece in pieces {
+            scanner.scan(&mut text, piece, &mut found);
+        }
+        found.len() == 1
+    };
+    let plain = format!("before {secret} after").into_bytes();
+    let wide: Vec<_> = plain.iter().flat_map(|byte| [*byte, 0]).collect();
+    for text in [plain, wide] {
+        for split in 0..=text.len() {
+            assert!(is_found(&[&text[..split], &text[split..]]), "{split} of {}", text.len());
+        }
+        assert!(is_found(&text.chunks(100).collect::<Vec<_>>()));
+        assert!(!is_found(&[&text[..text.len() / 2]]));
+    }
 }
 
 /// L5: a credential that has been there for long is not the agent's.
