@@ -138,7 +138,7 @@ async fn withdraw_all(
     for found in open(api, token, (repository, branch), "").await?.iter().filter(|it| !it.draft) {
         match api.mutate(token, TO_DRAFT, &found.node_id).await {
             // Where there are no drafts, nothing is merged by itself either. The text says that it is to be looked at.
-            Err(error) if error.to_string().contains(NO_DRAFTS) => (),
+            Err(error) if error.to_string().contains(NO_DRAFTS) => continue,
             done => done?,
         }
         tracing::info!(url = found.html_url, "the pull request is a draft again");
