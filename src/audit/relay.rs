@@ -1,6 +1,8 @@
 //! What is written down about a run's work on its way to a branch, one type per event.
 //!
-//! A step that a crash cut off is taken again, and then recorded again: the outbox says which of them counts.
+//! A step is written down in the outbox before it is recorded here. What a crash has cut off is taken again, and recorded
+//! again; of a branch or a pull request that has the work already, whoever goes on says that it was there. An end that was
+//! written down in a process's last moment is in the outbox alone, which says what counts.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
 use serde::Serialize;
@@ -81,7 +83,8 @@ pub struct Held<'a> {
     #[serde(serialize_with = "short")]
     pub relay: &'a str,
     /// Which kind of reason: never the agent's text.
-    pub code: &'static str,
+    #[serde(serialize_with = "short")]
+    pub code: &'a str,
 }
 
 /// Written when a row is taken up without its run.

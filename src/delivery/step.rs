@@ -22,6 +22,12 @@ impl Relay {
         let (relay, fence) = (self.clone(), lease.fence());
         let mut job =
             tokio::task::spawn_blocking(move || relay.outbox.claim(&job, fence)).await??;
+        // Whoever has written this down may not have come to say so.
+        match job.step {
+            Step::Pushed => pushed(&job, true, audit),
+            Step::PullRequested => requested(&job, false, audit),
+            _ => (),
+        }
         while !job.step.is_end() {
             job = match self.step(job.clone(), lease, audit).await? {
                 Ok(next) => next,
@@ -89,9 +95,7 @@ impl Relay {
         let relay = self.clone();
         let moving = move || relay.move_branch(&job, judged, token.as_ref());
         let (job, was_there) = tokio::task::spawn_blocking(moving).await??;
-        let to = job.head.unwrap_or(Sha::NONE).to_string();
-        let from = job.order.state.expected().map(|sha| sha.to_string());
-        audit.relayed(&event::Pushed { relay: &job.id, from: from.as_deref(), to: &to, was_there });
+        pushed(&job, was_there, audit);
         Ok(job)
     }
 
@@ -155,12 +159,9 @@ impl Relay {
         let published =
             pull_request::publish(&access.api, &access.credential, hosted, &order).await?;
         let pull = Pull { number: published.number, url: published.url };
-        audit.relayed(&event::PullRequested {
-            relay: &job.id,
-            url: &pull.url,
-            is_new: published.is_new,
-        });
-        self.advance(job, Progress::PullRequested(pull)).await
+        let job = self.advance(job, Progress::PullRequested(pull)).await?;
+        requested(&job, published.is_new, audit);
+        Ok(job)
     }
 
     /// A token for the work's repository, if it may go there at all.
@@ -196,17 +197,27 @@ impl Relay {
 
     /// Writes down why a row goes no further.
     async fn stop(self: &Arc<Self>, id: &str, stop: Stop, audit: &Log) -> Result<(), Error> {
-        if let Some(code) = stop.code() {
+        let (relay, row) = (self.clone(), id.to_owned());
+        let writing = move || stop.write(&relay.outbox, &relay.outbox.get(&row)?);
+        let job = tokio::task::spawn_blocking(writing).await??;
+        if let Some(code) = &job.code {
             audit.relayed(&event::Held { relay: id, code });
         }
-        let (relay, id) = (self.clone(), id.to_owned());
-        tokio::task::spawn_blocking(move || {
-            let job = relay.outbox.get(&id)?;
-            stop.write(&relay.outbox, &job)
-        })
-        .await??;
         Ok(())
     }
+}
+
+/// Says that the branch has the work.
+fn pushed(job: &Job, was_there: bool, audit: &Log) {
+    let to = job.head.unwrap_or(Sha::NONE).to_string();
+    let from = job.order.state.expected().map(|sha| sha.to_string());
+    audit.relayed(&event::Pushed { relay: &job.id, from: from.as_deref(), to: &to, was_there });
+}
+
+/// Says that people can merge it.
+fn requested(job: &Job, is_new: bool, audit: &Log) {
+    let url = job.pull.as_ref().map(|pull| pull.url.as_str()).unwrap_or_default();
+    audit.relayed(&event::PullRequested { relay: &job.id, url, is_new });
 }
 
 /// What was delivered need not be kept.

@@ -36,17 +36,9 @@ impl Stop {
         Self::Later { after: Duration::ZERO, why }
     }
 
-    /// For the audit: of an end, which one.
-    pub(super) fn code(&self) -> Option<&'static str> {
-        match self {
-            Self::Held { code, .. } => Some(code),
-            Self::Failed { .. } => Some("failed"),
-            Self::Later { .. } | Self::Ignorant { .. } | Self::Outbox(_) => None,
-        }
-    }
-
-    pub(super) fn write(self, outbox: &Outbox, job: &Job) -> Result<(), Error> {
-        match self {
+    /// Writes it down, and returns what the row is then: what has been tried often enough is at its end.
+    pub(super) fn write(self, outbox: &Outbox, job: &Job) -> Result<Job, Error> {
+        Ok(match self {
             Self::Held { code, why } => outbox.advance(job, Progress::Held { code, why })?,
             Self::Later { why, .. } if job.attempts >= ATTEMPTS => {
                 outbox.advance(job, Progress::Failed { why })?
@@ -61,8 +53,7 @@ impl Stop {
             }
             Self::Failed { why } => outbox.advance(job, Progress::Failed { why })?,
             Self::Outbox(error) => return Err(error.into()),
-        };
-        Ok(())
+        })
     }
 }
 

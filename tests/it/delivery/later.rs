@@ -34,6 +34,7 @@ async fn what_is_done_later_is_in_the_rows_own_log() {
     relay.judged verdict="push" mode="replayed" files=1
     relay.pushed was_there=false
     relay.resumed step="pushed"
+    relay.pushed was_there=true
     relay.pull_requested is_new=true
     "#);
     let report = verify::verify(&log, Some(key().public())).unwrap();
@@ -69,6 +70,22 @@ async fn a_row_whose_log_is_broken_is_left_alone() {
     let other = begin(&forge, "task-8").await;
     let done = relay.resume_due(&CancellationToken::new()).await.unwrap();
     assert_eq!(ids(&done), [other]);
+}
+
+/// L7: what has been tried often enough is at its end, and its log says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_failure_is_in_the_log() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let id = begin(&forge, "task-9").await;
+    let rows = rusqlite::Connection::open(state(&forge).join("outbox.sqlite")).unwrap();
+    rows.execute("UPDATE job SET attempts = 1000", []).unwrap();
+    forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    assert_eq!(relay.resume(&id).await.unwrap().unwrap().step, "failed");
+    insta::assert_snapshot!(events(&record::path(&state(&forge), &id)).join("\n"), @r#"
+    relay.resumed step="extracted"
+    relay.held code="failed"
+    "#);
 }
 
 /// L7: a disk that is full where work is looked at says nothing about the work: it is delivered when there is room.

@@ -423,8 +423,17 @@ pub(super) fn events(log: &Path) -> Vec<String> {
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let relayed = lines.filter(|line| line["event"].as_str().unwrap().starts_with("relay."));
     let told = |line: Value| {
-        let names =
-            ["step", "verdict", "mode", "files", "commits", "branch", "was_there", "is_new"];
+        let names = [
+            "step",
+            "verdict",
+            "mode",
+            "files",
+            "commits",
+            "branch",
+            "was_there",
+            "is_new",
+            "code",
+        ];
         let said =
             names.iter().filter_map(|&name| line.get(name).map(|value| format!(" {name}={value}")));
         said.fold(line["event"].as_str().unwrap().to_owned(), |text, more| text + &more)
