@@ -211,39 +211,10 @@ impl Relay {
         Ok(self.outbox.judge_by(job, rules, host)?)
     }
 
-    /// Makes a branch a run's, or says that another run has it. What an earlier run left undelivered there is delivered
-    /// first, so that this one builds on it.
+    /// Makes a branch a run's, as soon as no other run has it; the run [begins](Relay::begin_at) there.
     ///
     /// # Errors
-    /// The branch is taken, or cannot be looked up.
-    pub async fn begin(
-        self: &Arc<Self>,
-        repository: &Repository,
-        key: &BranchKey,
-        base: Option<&str>,
-    ) -> Result<Begun, Error> {
-        Box::pin(self.begin_within(repository, key, base, Duration::ZERO)).await
-    }
-
-    /// The same, for whoever waits so long until the branch is free.
-    ///
-    /// # Errors
-    /// As [`Relay::begin`].
-    pub async fn begin_within(
-        self: &Arc<Self>,
-        repository: &Repository,
-        key: &BranchKey,
-        base: Option<&str>,
-        patience: Duration,
-    ) -> Result<Begun, Error> {
-        let (mirror, lease) = self.take_branch(repository, key, patience).await?;
-        Box::pin(self.begin_at(repository, (mirror, lease), base)).await
-    }
-
-    /// Makes a branch a run's, for whoever has something to do there before it [begins](Relay::begin_at).
-    ///
-    /// # Errors
-    /// The branch is taken.
+    /// The branch is taken for longer than `patience`.
     pub async fn take_branch(
         self: &Arc<Self>,
         repository: &Repository,
@@ -256,7 +227,8 @@ impl Relay {
         Ok((mirror, lease))
     }
 
-    /// Delivers what is left at a branch, and says where that stands.
+    /// Delivers what an earlier run has left undelivered at a branch, so that this one builds on it, and says where that
+    /// stands.
     ///
     /// # Errors
     /// It cannot be looked up.

@@ -10,7 +10,7 @@ use super::{Error, Relay};
 use crate::base::secret::Secret;
 use crate::relay::judge::Reason;
 use crate::relay::quarantine::{Provenance, Quarantined};
-use crate::relay::{self, Artifacts, Bundle, Judged, Lease, Note, Sha};
+use crate::relay::{self, Artifacts, Judged, Lease, Note, Sha, Work};
 
 impl Relay {
     /// Takes the work into quarantine and looks at it. A row that has been here before comes to the same.
@@ -55,10 +55,9 @@ impl Relay {
             agent: Some(facts.agent.clone()).filter(|agent| !agent.is_empty()),
         };
         let mirror = self.mirror(&order.repository)?;
-        let bundle =
-            Bundle::open(&artifacts.bundle(), order.state.clone(), order.announced.clone())?;
-        let work = bundle.admit(&mirror, lease, &self.settings.judge.quarantine)?;
-        Ok(work.replay(&artifacts.patches(), &provenance)?)
+        let (state, announced) = (order.state.clone(), order.announced.clone());
+        let work = Work { mirror: &mirror, lease, state, announced, artifacts: &artifacts };
+        Ok(work.admit(&self.settings.judge.quarantine, &provenance)?)
     }
 
     /// Moves the branch, if that is what was decided. Whether it had been moved already.

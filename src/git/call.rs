@@ -143,11 +143,6 @@ impl<'a> Call<'a> {
         if is_sound { Ok(()) } else { Err(Error::Senseless { what }) }
     }
 
-    /// Runs it, and lets it write into a file.
-    pub fn into_file(self, file: &File) -> Result<(), Error> {
-        self.run(&mut Sink::File(file))
-    }
-
     /// Runs it for what it does; what it prints is dropped.
     pub fn done(self) -> Result<(), Error> {
         self.pieces(|_| ())

@@ -1,6 +1,5 @@
 //! A child process that is fed, listened to and ended within limits, by one thread.
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -31,8 +30,6 @@ pub struct Limits {
 pub(super) enum Sink<'a> {
     Bytes(&'a mut Vec<u8>),
     Pieces(&'a mut dyn FnMut(&[u8])),
-    /// The process writes it itself.
-    File(&'a File),
 }
 
 /// How a process ended.
@@ -87,12 +84,8 @@ pub(super) fn run(
         Input::Bytes(bytes) => (Stdio::piped(), bytes),
         Input::File(file) => (file.into(), vec![]),
     };
-    let stdout = match sink {
-        Sink::File(file) => Stdio::from(file.try_clone()?),
-        _ => Stdio::piped(),
-    };
     // A group of its own, so that git's helpers go with it.
-    command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).process_group(0);
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut group = Group { child: command.spawn()?, is_reaped: false };
     restrain(group.pid(), limits);
     let feed = Feed { bytes, at: 0 };
@@ -238,7 +231,6 @@ impl Conversation<'_, '_> {
                 take(piece);
                 self.deadline += begun.elapsed();
             }
-            Sink::File(_) => (),
         }
         Ok(())
     }

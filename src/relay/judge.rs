@@ -18,7 +18,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Artifacts, Branch, BranchState, Error, Quarantined, Sha};
+use super::{BranchState, Error, Quarantined, Sha};
 use crate::base::secret::Secret;
 use diff::Change;
 use evidence::Evidence;
@@ -42,7 +42,7 @@ pub struct Cleared {
     pub(super) verdict: Verdict,
 }
 
-/// Work that is not pushed. What came out of the sandbox is in its [`Artifacts`] still.
+/// Work that is not pushed. What came out of the sandbox is in its [`Artifacts`](super::Artifacts) still.
 #[derive(Debug)]
 pub struct Held {
     pub state: BranchState,
@@ -104,17 +104,6 @@ impl Judged {
             }
             verdict => Ok(Cleared { quarantined, verdict }),
         }
-    }
-}
-
-impl Held {
-    /// What a person does to have the work: one line, in a clone of the repository.
-    pub fn apply_line(&self, artifacts: &Artifacts, id: &str) -> String {
-        artifacts.apply_line(self.branch(), id)
-    }
-
-    pub fn branch(&self) -> &Branch {
-        &self.state.branch
     }
 }
 

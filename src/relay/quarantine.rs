@@ -35,17 +35,9 @@ pub struct Quarantined {
     pub(super) mode: Mode,
     /// Who has made the commits anew; the judge must not find that name in an author's place.
     pub(super) committer: Option<String>,
-    pub(super) size: Size,
     pub(super) has_work_elsewhere: bool,
     /// For every git that looks at it.
     pub(super) allowance: git::Limits,
-}
-
-/// What the new objects come to, unpacked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Size {
-    pub objects: u64,
-    pub bytes: u64,
 }
 
 /// What may come in at all; what is welcome is [`judge`](super::judge)'s question.
@@ -116,7 +108,8 @@ impl Bundle {
         let cell = Cell { mirror, objects: &objects, limits };
         cell.index(&self)?;
         let commits = cell.commits(&self)?;
-        let (size, allowance) = (cell.size(&self)?, cell.allowance());
+        cell.weigh(&self)?;
+        let allowance = cell.allowance();
         let Self { state, announced, header, .. } = self;
         let newest = commits.last().expect("there is at least one");
         if newest.tree != announced.tree {
@@ -135,7 +128,6 @@ impl Bundle {
             commits,
             mode: Mode::Bundled(Unlike::NotReplayed),
             committer: None,
-            size,
             has_work_elsewhere: announced.head.is_some(),
             allowance,
         })
@@ -158,10 +150,6 @@ impl Quarantined {
 
     pub fn commits(&self) -> usize {
         self.commits.len()
-    }
-
-    pub fn size(&self) -> Size {
-        self.size
     }
 
     /// Git, where it sees the new objects and the mirror's.
@@ -249,25 +237,25 @@ impl Cell<'_> {
         Ok(commits.ok_or_else(|| git::Error::Senseless { what: "cat-file".to_owned() })?)
     }
 
-    /// Asks each new object for its size, without unpacking it.
-    fn size(&self, bundle: &Bundle) -> Result<Size, Error> {
+    /// Asks each new object for its size, without unpacking it: all of them must not be too large.
+    fn weigh(&self, bundle: &Bundle) -> Result<(), Error> {
         let words = ["--objects", "--no-object-names", &bundle.header.tip.to_string()];
         let list = self.call("rev-list").words(words).words(bundle.state.known());
         let list = list.bytes().map_err(refused)?;
         let check = self.call("cat-file").word("--batch-check").input(Input::Bytes(list));
         let lines = check.bytes().map_err(refused)?;
-        let mut size = Size::default();
+        let (mut count, mut sum) = (0, 0);
         for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let object = batch::parsed(line);
             let senseless = || git::Error::Senseless { what: "cat-file".to_owned() };
-            size.bytes += object.ok_or_else(senseless)?.size;
-            size.objects += 1;
+            sum += object.ok_or_else(senseless)?.size;
+            count += 1;
         }
         let Limits { objects, bytes, .. } = *self.limits;
-        if size.objects > objects || size.bytes > bytes {
+        if count > objects || sum > bytes {
             return Err(Refusal::Size { objects, bytes }.into());
         }
-        Ok(size)
+        Ok(())
     }
 
     fn call(&self, subcommand: &'static str) -> Call<'_> {

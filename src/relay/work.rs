@@ -1,10 +1,8 @@
-//! The whole way from what came out of a sandbox to a verdict.
+//! The one way from what came out of a sandbox to what a judge is shown.
 
 use super::extract::Announced;
-use super::judge::Config;
-use super::quarantine::Provenance;
-use super::{Artifacts, BranchState, Bundle, Error, Judged, Lease, Mirror};
-use crate::base::secret::Secret;
+use super::quarantine::{Limits, Provenance};
+use super::{Artifacts, BranchState, Bundle, Error, Lease, Mirror, Quarantined};
 
 /// One run's work, as it came out. The way may be gone any number of times, and ends at the same commit.
 #[derive(Clone, Debug)]
@@ -18,18 +16,14 @@ pub struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Takes the bundle into quarantine, makes its commits anew where the patches allow it, and judges them. `known` are
-    /// credentials of this host.
-    pub fn judge(
-        self,
-        config: &Config,
-        provenance: &Provenance,
-        known: &[Secret],
-    ) -> Result<Judged, Error> {
+    /// Takes the bundle into quarantine, makes its commits anew, and sees whether the patches tell what they are.
+    ///
+    /// # Errors
+    /// As [`Bundle::admit`].
+    pub fn admit(self, limits: &Limits, provenance: &Provenance) -> Result<Quarantined, Error> {
         let Self { mirror, lease, state, announced, artifacts } = self;
         Bundle::open(&artifacts.bundle(), state, announced)?
-            .admit(mirror, lease, &config.quarantine)?
-            .replay(&artifacts.patches(), provenance)?
-            .judge(&config.policy, known)
+            .admit(mirror, lease, limits)?
+            .replay(&artifacts.patches(), provenance)
     }
 }

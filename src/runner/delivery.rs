@@ -259,7 +259,7 @@ impl Relayed {
     /// Whether all that was committed is where it belongs.
     pub fn is_well(&self) -> bool {
         match self {
-            Self::Delivered(delivered) => delivered.step == outbox::Step::Done.as_str(),
+            Self::Delivered(delivered) => delivered.is_well(),
             Self::Not { is_well, .. } => *is_well,
             Self::Skipped { .. } => true,
         }

@@ -1,6 +1,6 @@
 //! What a branch has already, seen like work that comes in.
 
-use super::{Cell, Limits, Mode, Quarantined, Size, Unlike};
+use super::{Cell, Limits, Mode, Quarantined, Unlike};
 use crate::git;
 use crate::relay::{BranchState, Error, Lease, Mirror, Sha};
 
@@ -31,7 +31,6 @@ impl Quarantined {
             commits,
             mode: Mode::Bundled(Unlike::NotReplayed),
             committer: None,
-            size: Size::default(),
             has_work_elsewhere: false,
             allowance,
         }))

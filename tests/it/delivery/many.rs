@@ -10,7 +10,7 @@ use cogni_gateway::stand_in::{Operation, Trouble};
 use futures_util::future::join_all;
 use tokio::sync::Barrier;
 
-use super::way::{deliver, key, relay, work};
+use super::way::{begin, deliver, key, relay, work};
 use crate::support::forge::{NAME, Running};
 use crate::support::repository::git;
 
@@ -56,7 +56,7 @@ async fn a_push_that_hangs_holds_up_its_own_branch_only() {
         forge.hub.gate().reached(1).await;
         let repository: Repository = forge.clone_url().parse().unwrap();
         let own = BranchKey::parse("hangs").unwrap();
-        let busy = Box::pin(relay.begin(&repository, &own, None)).await.unwrap_err();
+        let busy = Box::pin(begin(&relay, &repository, &own, Duration::ZERO)).await.unwrap_err();
         assert!(matches!(busy, Error::Relay(cogni_gateway::relay::Error::Busy { .. })), "{busy}");
         let (order, begun) = work(&forge, &relay, "free", "run-2").await;
         assert_eq!(deliver(&relay, order, &begun).await.step, "done");
@@ -73,7 +73,7 @@ async fn who_waits_for_a_branch_builds_on_what_was_done() {
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "shared", "run-1").await;
     let (repository, key) = (order.repository.clone(), BranchKey::parse("shared").unwrap());
-    let waiting = Box::pin(relay.begin_within(&repository, &key, None, Duration::from_mins(2)));
+    let waiting = Box::pin(begin(&relay, &repository, &key, Duration::from_mins(2)));
     let first = async {
         assert_eq!(deliver(&relay, order, &begun).await.step, "done");
         drop(begun);

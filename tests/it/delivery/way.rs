@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cogni_gateway::audit::{self, Log, SigningKey, record};
 use cogni_gateway::base::secret::Secret;
@@ -321,7 +322,19 @@ pub(super) async fn deliver(relay: &Arc<Relay>, order: Order, begun: &Begun) -> 
 
 async fn second_lease(relay: &Arc<Relay>, forge: &Running) -> cogni_gateway::relay::Lease {
     let repository: Repository = forge.clone_url().parse().unwrap();
-    relay.begin(&repository, &BranchKey::parse("task-9").unwrap(), None).await.unwrap().lease
+    let key = BranchKey::parse("task-9").unwrap();
+    begin(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
+}
+
+/// As a run begins: it has the branch, delivers what is left there, and knows where it stands.
+pub(super) async fn begin(
+    relay: &Arc<Relay>,
+    repository: &Repository,
+    key: &BranchKey,
+    patience: Duration,
+) -> Result<Begun, Error> {
+    let taken = relay.take_branch(repository, key, patience).await?;
+    Box::pin(relay.begin_at(repository, taken, None)).await
 }
 
 /// A run whose agent commits one file, and what came out of its sandbox.
@@ -344,7 +357,7 @@ async fn work_at(
 ) -> (Order, Begun) {
     let key = BranchKey::parse(key).unwrap();
     let begun = loop {
-        match Box::pin(relay.begin(&repository, &key, None)).await {
+        match Box::pin(begin(relay, &repository, &key, Duration::ZERO)).await {
             Ok(begun) => break begun,
             Err(Error::Relay(cogni_gateway::relay::Error::Busy { .. })) => {
                 tokio::task::yield_now().await;

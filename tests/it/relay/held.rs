@@ -5,7 +5,7 @@ use cogni_gateway::relay::judge::{Config, Found, Pattern, Ruling, Scanner, Text}
 use cogni_gateway::relay::quarantine::Refusal;
 use cogni_gateway::relay::{Error, Verdict};
 
-use super::place::{Place, provenance};
+use super::place::Place;
 use crate::support::repository::{Repository, command};
 
 /// L5: the very line, in a clone of the repository.
@@ -18,7 +18,7 @@ fn held_work_is_applied_by_one_line() {
     let announced = place.extract(&run).unwrap().unwrap();
     let held = place.judge(&run, announced).unwrap().cleared().unwrap_err();
     assert_eq!(place.tip("sandbox/held"), "");
-    let line = held.apply_line(&run.artifacts, "0123456789abcdef");
+    let line = run.artifacts.apply_line(&held.state.branch, "0123456789abcdef");
     let shown = line.replace(place.directory.path().to_str().unwrap(), "");
     insta::assert_snapshot!(
         shown,
@@ -85,14 +85,7 @@ fn a_credential_of_this_host_is_found_anywhere() {
     }
     run.workspace.commit("Leaks");
     let announced = place.extract(&run).unwrap().unwrap();
-    let work = cogni_gateway::relay::Work {
-        mirror: &place.mirror,
-        lease: &run.lease,
-        state: run.state.clone(),
-        announced,
-        artifacts: &run.artifacts,
-    };
-    let judged = work.judge(&place.config, &provenance(), &[Secret::new(secret)]).unwrap();
+    let judged = place.judge_beside(&[Secret::new(secret)], &run, announced).unwrap();
     let Verdict::Hold(reasons) = judged.verdict() else { panic!("{:?}", judged.verdict()) };
     assert_eq!(reasons.len(), 3, "{reasons:?}");
     assert!(!format!("{reasons:?}").contains(secret));

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use cogni_gateway::base::secret::Secret;
 use cogni_gateway::relay::extract::{self, Announced, Commands};
 use cogni_gateway::relay::judge::Config;
 use cogni_gateway::relay::mirror::{Author, Owner};
@@ -109,6 +110,16 @@ impl Place {
 
     /// From what came out to the verdict.
     pub(crate) fn judge(&self, run: &Run, announced: Announced) -> Result<Judged, Error> {
+        self.judge_beside(&[], run, announced)
+    }
+
+    /// The same, where this host has some credentials.
+    pub(crate) fn judge_beside(
+        &self,
+        known: &[Secret],
+        run: &Run,
+        announced: Announced,
+    ) -> Result<Judged, Error> {
         let work = Work {
             mirror: &self.mirror,
             lease: &run.lease,
@@ -116,7 +127,7 @@ impl Place {
             announced,
             artifacts: &run.artifacts,
         };
-        work.judge(&self.config, &provenance(), &[])
+        work.admit(&self.config.quarantine, &provenance())?.judge(&self.config.policy, known)
     }
 
     /// The whole way, for work that is welcome.
