@@ -224,7 +224,11 @@ async fn work(serving: Serving) {
     }
 }
 
-fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
+/// Binds the listener that Prometheus scrapes at. Must be called within a runtime.
+///
+/// # Errors
+/// It cannot be bound.
+pub fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
     front::bind(address)
         .and_then(TcpListener::from_std)
         .with_context(|| format!("`METRICS_ADDR` is `{address}`, which cannot be bound"))

@@ -4,7 +4,6 @@ mod given;
 mod reload;
 
 use std::fs::DirBuilder;
-use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -60,7 +59,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let serve = given.serve.clone();
     // First: who finds another process at its place must not touch its records.
     let listener = Listener::bind(&serve.listen)?;
-    let metrics = given.config.metrics.address.map(bind_metrics).transpose()?;
+    let metrics = given.config.metrics.address.map(app::bind_metrics).transpose()?;
     // And who finds another at its state must not bring that to another version.
     let lock = Lock::take(&serve.state_dir).await?;
     make(&serve.run_dir)?;
@@ -196,14 +195,6 @@ fn make(run_dir: &Path) -> anyhow::Result<()> {
     made.with_context(|| {
         format!("`serve.run_dir` is `{}`, which cannot be made", run_dir.display())
     })
-}
-
-fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let bound = std::net::TcpListener::bind(address).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        TcpListener::from_std(listener)
-    });
-    bound.with_context(|| format!("`METRICS_ADDR` is `{address}`, which cannot be bound"))
 }
 
 fn settings() -> impl Iterator<Item = &'static Setting> {
