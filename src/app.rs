@@ -133,10 +133,7 @@ impl App {
         for worker in workers {
             let _ = tokio::task::spawn_blocking(move || worker.join()).await;
         }
-        self.runs.access_log().flush();
-        let finished = self.runs.finish().await;
-        self.runs.finish_traces().await;
-        finished?;
+        self.runs.finish().await?;
         tracing::info!("stopped");
         Ok(())
     }

@@ -215,13 +215,21 @@ impl Runs {
         self.0.open(config, None, &policy)
     }
 
-    /// Closes the records of all runs, whose calls have ended.
-    ///
-    /// Side by side: each waits for the disk, and a thousand in a row take longer than a container has to stop.
+    /// Closes the records of all runs, whose calls have ended, and sends out what was measured and logged.
     ///
     /// # Errors
     /// One that could not be closed; the others are.
     pub(super) async fn finish(&self) -> anyhow::Result<()> {
+        // Those that are just being closed are in no list.
+        self.0.tasks.finish(self.0.drain_timeout).await;
+        self.0.access_log.flush();
+        let finished = self.finish_records().await;
+        self.0.tracer.finish().await;
+        finished
+    }
+
+    /// Side by side: each waits for the disk, and a thousand in a row take longer than a container has to stop.
+    async fn finish_records(&self) -> anyhow::Result<()> {
         let finish = |run: Arc<Run>| tokio::task::spawn_blocking(move || finish(&run));
         let finishing: Vec<_> = self.list().into_iter().map(finish).collect();
         let mut finished = Ok(());
@@ -229,11 +237,6 @@ impl Runs {
             finished = finished.and(run.await?);
         }
         finished
-    }
-
-    /// Sends the last spans, when the runs are finished.
-    pub(super) async fn finish_traces(&self) {
-        self.0.tracer.finish().await;
     }
 
     /// Everything there is to scrape.

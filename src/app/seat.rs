@@ -98,7 +98,7 @@ impl Seats {
         Arc::new(self.runs.access_log().clone())
     }
 
-    /// Sends out what was measured, when all runs have ended.
+    /// Sends out what was measured and logged, when all runs have ended.
     ///
     /// # Errors
     /// The records of a run that had not ended could not be closed.
