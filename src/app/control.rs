@@ -130,17 +130,32 @@ pub fn compile(config: &Config) -> anyhow::Result<Policy> {
     })
 }
 
-/// The same policy for another run, whose headers are its own; the rest is shared.
+/// The policy of a run that is configured much like another. What both have in common is shared: prices are those that
+/// were read for the other.
 ///
 /// # Errors
-/// A value of the run's identity that no header can hold.
-pub(super) fn compile_like(policy: &Policy, config: &Config) -> anyhow::Result<Policy> {
+/// What is the run's own cannot be read, or does not hold together.
+pub(super) fn compile_like(
+    (like, policy): (&Config, &Policy),
+    config: &Config,
+) -> anyhow::Result<Policy> {
+    if like.prices != config.prices {
+        return compile(config);
+    }
+    let mut policy = policy.clone();
+    if like.policy.rules != config.policy.rules {
+        policy.rules = Arc::new(Rules::compile(&config.policy.rules)?);
+    }
+    if like.policy != config.policy {
+        policy.config = Arc::new(config.policy.clone());
+    }
     let overwrites = Overwrites::new(&config.upstream, &config.identity, &config.policy.headers)?;
-    Ok(Policy { overwrites: Arc::new(overwrites), ..policy.clone() })
+    policy.overwrites = Arc::new(overwrites);
+    Ok(policy)
 }
 
 /// Sockets are bound, files are open, and records say who the run is: these cannot change under it.
-fn check_lasting(old: &Config, new: &Config) -> anyhow::Result<()> {
+pub(super) fn check_lasting(old: &Config, new: &Config) -> anyhow::Result<()> {
     let changed = [
         ("the run's identity", old.identity != new.identity),
         ("`listen`", old.listen != new.listen),

@@ -30,7 +30,7 @@ pub struct Runs(Arc<Host>);
 
 /// What the runs of a process share.
 struct Host {
-    base: Mutex<Base>,
+    base: Mutex<Arc<Base>>,
     /// Whether runs come and go; a run on a socket of its own ends with its process.
     has_many: bool,
     audit_dir: Option<PathBuf>,
@@ -50,10 +50,11 @@ struct Host {
 }
 
 /// What a run has that says nothing else.
-#[derive(Clone)]
 struct Base {
     config: Config,
     policy: Policy,
+    /// Who has put it in force since the start.
+    by: Option<By>,
 }
 
 /// A run that is open, for its operator.
@@ -76,7 +77,7 @@ impl Runs {
     }
 
     fn of(config: &Config, has_many: bool, tasks: Drain) -> anyhow::Result<Self> {
-        let base = Base::new(config)?;
+        let base = Base::new(config, None)?;
         let upstreams = (0..config.workers)
             .map(|_| Upstream::new(&config.upstream).map(Arc::new))
             .collect::<io::Result<_>>()
@@ -87,7 +88,7 @@ impl Runs {
             .context("the collector's authorities cannot be loaded")?;
         let nobody = access_log::Identity { run: "-", attempt: "-" };
         Ok(Self(Arc::new(Host {
-            base: Mutex::new(base),
+            base: Mutex::new(Arc::new(base)),
             has_many,
             audit_dir: config.shared.as_ref().and_then(|shared| shared.audit_dir.clone()),
             drain_timeout: config.drain_timeout,
@@ -109,9 +110,9 @@ impl Runs {
     /// This process serves one run only, the run is open already, its description is not good, or its records cannot be opened.
     pub fn open(&self, spec: RunSpec) -> anyhow::Result<Arc<Run>> {
         self.check_shared()?;
-        let base = self.0.base().clone();
+        let base = Arc::clone(&self.0.base());
         let config = self.0.config_of(&spec, &base)?;
-        let gateways = self.0.open(config, Some(spec), &base.policy)?;
+        let gateways = self.0.open(config, Some(spec), &base)?;
         Ok(Arc::clone(&gateways[0].run))
     }
 
@@ -124,13 +125,34 @@ impl Runs {
     /// This process serves one run only, there is no such run, or its records could not be closed.
     pub async fn close(&self, run: &str) -> anyhow::Result<Drained> {
         self.check_shared()?;
+        self.begin_closing(run)?.await.context("closing the run was given up")?
+    }
+
+    /// Has a run closed as [`close`](Self::close) does. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// There is no such run.
+    pub(super) fn begin_closing(
+        &self,
+        run: &str,
+    ) -> anyhow::Result<oneshot::Receiver<anyhow::Result<Drained>>> {
         let gateways = self.0.registry.remove(run);
         let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
         let (host, (done, closed)) = (Arc::clone(&self.0), oneshot::channel());
         self.0.tasks.spawn(async move {
             let _nobody_waits = done.send(host.close(gateways).await);
         });
-        closed.await.context("closing the run was given up")?
+        Ok(closed)
+    }
+
+    /// Closes a run that was opened and never served. Blocks on the disk.
+    ///
+    /// # Errors
+    /// There is no such run, or its records could not be closed.
+    pub(super) fn close_unserved(&self, run: &str) -> anyhow::Result<()> {
+        let gateways = self.0.registry.remove(run);
+        let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
+        self.0.close_unserved(&gateways)
     }
 
     /// Says whether runs can be opened and closed here.
@@ -160,13 +182,15 @@ impl Runs {
     }
 
     /// Puts another configuration in force for every run, or for none. Runs that it describes anew are
-    /// changed; they are opened and closed only by [`Runs::open`] and [`Runs::close`].
+    /// changed; they are opened and closed only by [`Runs::open`] and [`Runs::close`]. One that is just being opened has it
+    /// when it is open.
     ///
     /// # Errors
     /// What is wrong with it, or cannot change while runs are served.
     pub fn reload(&self, by: By, fresh: Config) -> anyhow::Result<()> {
         let mut base = self.0.base();
-        let next = Base::new(&fresh)?;
+        let next = Base::new(&fresh, Some(by))?;
+        control::check_lasting(&base.config, &next.config)?;
         let described = fresh.shared.map(|shared| shared.runs).unwrap_or_default();
         let mut changes = vec![];
         for Open { control, spec } in self.0.opened().values().cloned() {
@@ -176,13 +200,23 @@ impl Runs {
                 None => next.config.clone(),
             };
             control.check(&config)?;
-            let policy = control::compile_like(&next.policy, &config)?;
+            let policy = next.policy_of(&config)?;
             changes.push((control, config, policy));
         }
         for (control, config, policy) in changes {
             control.put(by, config, policy);
         }
-        *base = next;
+        *base = Arc::new(next);
+        Ok(())
+    }
+
+    /// Puts another configuration in force for runs that are opened from now on.
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing has changed.
+    pub(super) fn renew(&self, by: By, fresh: &Config) -> anyhow::Result<()> {
+        let next = Base::new(fresh, Some(by))?;
+        *self.0.base() = Arc::new(next);
         Ok(())
     }
 
@@ -200,19 +234,14 @@ impl Runs {
 
     /// Opens the one run of a process that has no others.
     pub(super) fn open_only(&self) -> anyhow::Result<Gateways> {
-        let base = self.0.base().clone();
-        self.0.open(base.config, None, &base.policy)
+        let base = Arc::clone(&self.0.base());
+        self.0.open(base.config.clone(), None, &base)
     }
 
     /// Opens a run whose socket is its own.
     pub(super) fn open_seat(&self, config: Config) -> anyhow::Result<Gateways> {
-        let Base { config: base, policy } = self.0.base().clone();
-        let is_like = base.policy == config.policy
-            && base.prices == config.prices
-            && base.upstream == config.upstream;
-        // Rules are compiled, and prices read, once for all that have the same.
-        let policy = if is_like { policy } else { control::compile(&config)? };
-        self.0.open(config, None, &policy)
+        let base = Arc::clone(&self.0.base());
+        self.0.open(config, None, &base)
     }
 
     /// Closes the records of all runs, whose calls have ended, and sends out what was measured and logged.
@@ -253,9 +282,15 @@ impl Runs {
 }
 
 impl Base {
-    fn new(config: &Config) -> anyhow::Result<Self> {
+    fn new(config: &Config, by: Option<By>) -> anyhow::Result<Self> {
         let config = Config { shared: None, ..config.clone() };
-        Ok(Self { policy: control::compile(&config)?, config })
+        Ok(Self { policy: control::compile(&config)?, config, by })
+    }
+
+    /// The policy of a run. Rules are compiled, and prices read, once for all that have the same: what becomes of a file
+    /// meanwhile is no run's business before it is read again.
+    fn policy_of(&self, config: &Config) -> anyhow::Result<Policy> {
+        control::compile_like((&self.config, &self.policy), config)
     }
 }
 
@@ -268,11 +303,11 @@ impl Host {
         &self,
         config: Config,
         spec: Option<RunSpec>,
-        policy: &Policy,
+        base: &Arc<Base>,
     ) -> anyhow::Result<Gateways> {
         let name = config.identity.run.clone();
         let _turn = self.turn(&name)?;
-        let policy = control::compile_like(policy, &config)?;
+        let policy = base.policy_of(&config)?;
         let trace = self.tracer.trace(config.identity.trace());
         let (audit, recovered) = open_audit(&config, &policy, trace.as_deref())?;
         let past = Past { spent: recovered.spent, age: recovered.age };
@@ -282,9 +317,26 @@ impl Host {
         let gateways = self.gateways(&run, &policy);
         flush(Arc::clone(&run), &gateways[0].tasks);
         let control = Arc::new(Control::new(run, policy, config));
+        // Held until it is in the list: a reload finds the run there, or is found here.
+        let current = self.base();
+        if let Some(spec) = spec.as_ref().filter(|_| !Arc::ptr_eq(base, &current)) {
+            let caught_up = self.catch_up(&control, spec, &current);
+            caught_up.or_else(|error| self.close_unserved(&gateways).and(Err(error)))?;
+        }
         self.opened().insert(name.clone(), Open { control, spec });
         self.registry.insert(&name, Arc::clone(&gateways));
+        drop(current);
         Ok(gateways)
+    }
+
+    /// Gives a run what was put in force while it was being opened.
+    fn catch_up(&self, control: &Control, spec: &RunSpec, base: &Base) -> anyhow::Result<()> {
+        let Some(by) = base.by else { return Ok(()) };
+        let config = self.config_of(spec, base)?;
+        control.check(&config)?;
+        let policy = base.policy_of(&config)?;
+        control.put(by, config, policy);
+        Ok(())
     }
 
     /// Nobody else opens the run of this name meanwhile.
@@ -320,9 +372,9 @@ impl Host {
         self.upstreams.iter().map(gateway).collect()
     }
 
-    async fn close(&self, gateways: Gateways) -> anyhow::Result<Drained> {
+    async fn close(self: Arc<Self>, gateways: Gateways) -> anyhow::Result<Drained> {
         let gateway = &gateways[0];
-        let (run, tasks) = (Arc::clone(&gateway.run), &gateway.tasks);
+        let (run, tasks) = (&gateway.run, &gateway.tasks);
         run.gate.set(gate::State::Draining);
         // On a listener that is shared, calls are told by their run that the time is up.
         let cut = async {
@@ -334,17 +386,32 @@ impl Host {
             drained = tasks.finish(self.drain_timeout) => drained,
             never = cut => never,
         };
-        // Nobody may change it any more: what ends its records is the last of them.
-        self.opened().remove(&run.identity.run);
-        let finished = tokio::task::spawn_blocking(move || finish(&run)).await?;
-        gateway.metrics.audit_lag(&gateway.run.audit.lag());
-        self.metrics.retire(&gateway.run.identity.run, Instant::now() + metrics::RETENTION);
-        finished?;
-        tracing::info!(run = gateway.run.identity.run, ?drained, "the run is closed");
+        let name = run.identity.run.clone();
+        tokio::task::spawn_blocking(move || self.finish(&gateways)).await??;
+        tracing::info!(run = name, ?drained, "the run is closed");
         Ok(drained)
     }
 
-    fn base(&self) -> MutexGuard<'_, Base> {
+    /// Closes a run that nobody could call yet. Blocks on the disk.
+    fn close_unserved(&self, gateways: &Gateways) -> anyhow::Result<()> {
+        gateways[0].run.gate.set(gate::State::Draining);
+        gateways[0].tasks.closing().cancel();
+        self.finish(gateways)
+    }
+
+    /// Ends the records of a run whose calls have ended. Blocks on the disk.
+    fn finish(&self, gateways: &Gateways) -> anyhow::Result<()> {
+        let Gateway { run, metrics, .. } = &*gateways[0];
+        let name = &run.identity.run;
+        // Nobody may change it any more: what ends its records is the last of them.
+        self.opened().remove(name);
+        let finished = finish(run);
+        metrics.audit_lag(&run.audit.lag());
+        self.metrics.retire(name, Instant::now() + metrics::RETENTION);
+        finished
+    }
+
+    fn base(&self) -> MutexGuard<'_, Arc<Base>> {
         self.base.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

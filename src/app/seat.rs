@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use super::Runs;
+use super::{By, Runs};
 use crate::base::drain::Drain;
 use crate::base::metrics::Page;
 use crate::base::metrics::discovery::Target;
@@ -26,13 +27,12 @@ use crate::run::Run;
 pub struct Seats {
     runs: Runs,
     target: Target,
-    tasks: Drain,
 }
 
-/// One run, whose socket is bound and whose log is open.
+/// One run, whose socket is bound and whose log is open. Where it is dropped and not served, that blocks on the disk.
 #[must_use = "whoever connects waits until it is served"]
 pub struct Seat {
-    runs: Runs,
+    held: Held,
     listener: Listener,
     gateway: Arc<Gateway>,
     config: Config,
@@ -44,13 +44,12 @@ impl Seats {
     /// # Errors
     /// What cannot be opened or compiled.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        let tasks = Drain::default();
         let config = Config { workers: 1, ..config.clone() };
         let target = Target {
             address: config.metrics.advertise.clone(),
             service: config.telemetry.service_name.clone(),
         };
-        Ok(Self { runs: Runs::for_seats(&config, tasks.clone())?, target, tasks })
+        Ok(Self { runs: Runs::for_seats(&config, Drain::default())?, target })
     }
 
     /// Binds a run's socket and opens its log. Blocks on the disk; must be called within a runtime.
@@ -61,8 +60,23 @@ impl Seats {
         // First: who finds another process on the socket must not touch its records.
         let listener = Listener::bind(&config.listen.socket_path, config.listen.permissions())?;
         let gateways = self.runs.open_seat(config.clone())?;
+        let held = Held {
+            runs: self.runs.clone(),
+            run: config.identity.run.clone(),
+            stage: Stage::Unserved,
+            runtime: Handle::current(),
+        };
         let gateway = Arc::clone(&gateways[0]);
-        Ok(Seat { runs: self.runs.clone(), listener, gateway, config })
+        Ok(Seat { held, listener, gateway, config })
+    }
+
+    /// Puts other settings in force for runs that are opened from now on. Those that have the same rules and prices have
+    /// them as they are read here.
+    ///
+    /// # Errors
+    /// What cannot be compiled; nothing has changed.
+    pub fn renew(&self, config: &Config) -> anyhow::Result<()> {
+        self.runs.renew(By::Signal, config)
     }
 
     /// Closes the records of a run whose process has ended without doing so: what was open is settled as it is after
@@ -105,11 +119,6 @@ impl Seats {
     pub async fn finish(&self) -> anyhow::Result<()> {
         self.runs.finish().await
     }
-
-    /// For what runs beside the runs, and ends with the process.
-    pub fn tasks(&self) -> &Drain {
-        &self.tasks
-    }
 }
 
 impl fmt::Debug for Seats {
@@ -132,10 +141,10 @@ impl Seat {
     /// # Errors
     /// The listener could not be served, or the records not be closed.
     pub async fn serve(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { runs, listener, gateway, config } = self;
+        let Self { mut held, listener, gateway, config } = self;
         let (handle, tasks) = (listener.accept_handle()?, gateway.tasks.clone());
+        held.stage = Stage::Served;
         let (server, uids) = (Arc::new(config.server), config.listen.require_uid.into());
-        let run = gateway.run.identity.run.clone();
         tasks.spawn(async move {
             if let Err(error) = socket::serve(handle, gateway, server, uids).await {
                 tracing::error!(%error, "cannot serve a run's socket");
@@ -144,6 +153,46 @@ impl Seat {
         stop.cancelled().await;
         // Who comes now is refused at once, instead of waiting in the backlog for nobody.
         drop(listener);
-        runs.close(&run).await.map(|_| ()).with_context(|| format!("run `{run}`"))
+        held.close().await
+    }
+}
+
+/// An open run. Whatever becomes of whoever has it, it is closed.
+struct Held {
+    runs: Runs,
+    run: String,
+    stage: Stage,
+    runtime: Handle,
+}
+
+enum Stage {
+    Unserved,
+    Served,
+    Closed,
+}
+
+impl Held {
+    async fn close(mut self) -> anyhow::Result<()> {
+        self.stage = Stage::Closed;
+        let closed = self.runs.close(&self.run).await;
+        closed.map(|_| ()).with_context(|| format!("run `{}`", self.run))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let run = &self.run;
+        let closed = match self.stage {
+            // At once: whoever could not go on with it looks at its records next.
+            Stage::Unserved => self.runs.close_unserved(run),
+            Stage::Served => {
+                let _within = self.runtime.enter();
+                self.runs.begin_closing(run).map(drop)
+            }
+            Stage::Closed => Ok(()),
+        };
+        if let Err(error) = closed {
+            tracing::error!(run, "a run that is given up could not be closed: {error:#}");
+        }
     }
 }

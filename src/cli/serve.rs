@@ -101,7 +101,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let stop = app::Stop::default();
     let common = (books, Arc::clone(seats.metrics()));
     let (bookkeeper, litellm) = Bookkeeper::new(common, &given.config, serve.reconcile_every)?;
-    let over = Reload { first: &given, supervisor: &supervisor, litellm };
+    let over = Reload { first: &given, supervisor: &supervisor, seats: &seats, litellm };
     let reload = || {
         let done = read().and_then(|fresh| over.take_over(fresh));
         seats.metrics().reloaded(done.is_ok());

@@ -1,5 +1,6 @@
-//! G1, S1: many runs in one process, each known by a socket of its own, with a budget and an audit log of its own.
+//! G1, G13, S1: many runs in one process, each known by a socket of its own, with a budget and an audit log of its own.
 
+use std::fs;
 use std::sync::Arc;
 
 use cogni_gateway::app::Seats;
@@ -9,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::app::configuration;
 use crate::support::client::Client;
+use crate::support::process::patience;
 use crate::support::provider;
 
 /// A hundred runs call at once: each is billed and recorded as itself, and stopped by its own budget.
@@ -22,7 +24,7 @@ async fn a_hundred_runs_in_one_process_never_cross() {
         let (seats, base) = (Arc::clone(&seats), base.clone());
         let place = directory.path().join(format!("r{number}"));
         tokio::spawn(async move {
-            std::fs::create_dir(&place).unwrap();
+            fs::create_dir(&place).unwrap();
             let mut config = base;
             config.identity.run = format!("run-{number}");
             config.identity.account = format!("acct-{number}");
@@ -79,4 +81,66 @@ async fn a_run_is_open_once() {
     stop.cancel();
     seat.serve(stop).await.unwrap();
     drop(seats.open(other).unwrap());
+}
+
+/// G13: prices are those that were read when the settings were put in force, whatever else a run is judged by, and whatever
+/// has become of their file.
+#[tokio::test(flavor = "multi_thread")]
+async fn prices_are_read_when_they_are_put_in_force() {
+    let directory = tempfile::tempdir().unwrap();
+    let prices = directory.path().join("prices.toml");
+    let mut base = configuration(directory.path(), provider::start("").await.addr);
+    base.prices.file = Some(prices.clone());
+    let table = fs::read_to_string("config/prices.toml").unwrap();
+    fs::write(&prices, &table).unwrap();
+    let seats = Seats::new(&base).unwrap();
+    // Of a run that is judged in another way than the others.
+    let opened = |run: &str| {
+        let mut config = base.clone();
+        config.identity.run = run.to_owned();
+        config.policy.body.models = vec![run.to_owned()];
+        config.listen.socket_path = directory.path().join(format!("{run}.sock"));
+        config.audit.path = Some(directory.path().join(run));
+        drop(seats.open(config).unwrap());
+        let log = fs::read_to_string(directory.path().join(run)).unwrap();
+        let started: serde_json::Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+        started["prices"].clone()
+    };
+    let first = opened("run-1");
+    fs::write(&prices, "[half").unwrap();
+    assert_eq!(opened("run-2"), first);
+    let refused = format!("{:#}", seats.renew(&base).unwrap_err());
+    assert!(refused.starts_with("the prices cannot be used: "), "{refused}");
+    assert_eq!(opened("run-3"), first, "what was refused is in force");
+    fs::write(&prices, format!("{table}\n# changed\n")).unwrap();
+    assert_eq!(opened("run-4"), first, "what nobody has put in force is");
+    seats.renew(&base).unwrap();
+    assert_ne!(opened("run-5"), first);
+}
+
+/// G11: a run that was opened and given up is closed, before whoever had it looks at its records.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_given_up_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = configuration(directory.path(), provider::start("").await.addr);
+    let log = base.audit.path.clone().unwrap();
+    let seats = Seats::new(&base).unwrap();
+    drop(seats.open(base.clone()).unwrap());
+    assert!(verify::verify(&log, None).unwrap().finished);
+    assert!(seats.runs().list().is_empty() && seats.runs().controls().is_empty());
+
+    let mut seat = None;
+    let open = || {
+        seat = seats.open(base.clone()).ok();
+        seat.is_some()
+    };
+    tokio::task::block_in_place(|| patience(open, || "it cannot be opened again".to_owned()));
+    let served = tokio::spawn(seat.unwrap().serve(CancellationToken::new()));
+    let client = Client::new(&directory.path().join("llm.sock"));
+    assert_eq!(client.get("/health").await.status, 200);
+    served.abort();
+    let is_closed = || verify::verify(&log, None).is_ok_and(|report| report.finished);
+    tokio::task::block_in_place(|| patience(is_closed, || "it is open for ever".to_owned()));
+    seats.finish().await.unwrap();
+    assert!(seats.runs().list().is_empty() && seats.runs().controls().is_empty());
 }

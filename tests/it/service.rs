@@ -3,6 +3,7 @@
 
 mod chat;
 mod evidence;
+mod given_up;
 mod killed;
 mod many;
 mod rules;

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::given::Given;
+use crate::app::Seats;
 use crate::billing::Books;
 use crate::billing::litellm::{self, Client};
 use crate::billing::watch::Watch;
@@ -21,6 +22,7 @@ pub(super) struct Reload<'a> {
     /// What the service was started with.
     pub(super) first: &'a Given,
     pub(super) supervisor: &'a Supervisor,
+    pub(super) seats: &'a Seats,
     /// Where LiteLLM is asked what it has charged.
     pub(super) litellm: watch::Sender<Option<litellm::Settings>>,
 }
@@ -33,6 +35,8 @@ impl Reload<'_> {
         if let Some(settings) = litellm.clone() {
             client(settings)?;
         }
+        // The last of what may fail. A run that comes before the supervisor has the rest is opened as it is configured.
+        self.seats.renew(&fresh.config)?;
         let agents = fresh.catalog.entries().len();
         self.supervisor.reload(fresh.config, fresh.catalog, relay);
         self.litellm.send_replace(litellm);

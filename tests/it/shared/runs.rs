@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use cogni_gateway::app::By;
+use cogni_gateway::audit::record::Changed;
 use cogni_gateway::audit::verify;
 use cogni_gateway::base::drain::Drained;
 use serde_json::json;
@@ -81,6 +83,52 @@ async fn closing_a_run_drains_it_and_leaves_the_others_alone() {
         assert_eq!(settled["outcome"], outcome);
         app.stop().await;
     }
+}
+
+/// G13: a reload is every run's or nobody's; a run that is just being opened has it, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_reaches_a_run_that_is_being_opened() {
+    let mut given = None;
+    let app = SharedApp::with(|config, _| given = Some(config.clone())).await;
+    let mut config = given.unwrap();
+    // What has much in its log takes a while to open.
+    let long = app.runs.open(spec("run-3", "acct-3")).unwrap();
+    for version in 0..5000 {
+        long.audit.operated(&Changed { version, policy: "p", prices: "p", by: "admin" });
+    }
+    drop(long);
+    app.runs.close("run-3").await.unwrap();
+    for turn in 1..=10 {
+        let runs = app.runs.clone();
+        let open = move || runs.open(spec("run-3", "acct-3")).unwrap();
+        let opening = tokio::task::spawn_blocking(open);
+        let mut reloads = 0;
+        while !opening.is_finished() {
+            reloads += 1;
+            config.budget.max_turns = Some(turn * 1_000_000 + reloads);
+            app.runs.reload(By::Signal, config.clone()).unwrap();
+        }
+        opening.await.unwrap();
+        let (found, _) = app.runs.control("run-3").unwrap().config();
+        assert_eq!(found.budget.max_turns, config.budget.max_turns);
+        app.runs.close("run-3").await.unwrap();
+    }
+    app.stop().await;
+}
+
+/// G13: what cannot change is refused, also where there is no run that it could change under.
+#[tokio::test]
+async fn what_needs_a_restart_is_refused_without_runs() {
+    let mut given = None;
+    let app = SharedApp::with(|config, _| given = Some(config.clone())).await;
+    for run in ["run-1", "run-2"] {
+        app.runs.close(run).await.unwrap();
+    }
+    let mut config = given.unwrap();
+    config.upstream.url = "elsewhere:4000".parse().unwrap();
+    let refused = app.runs.reload(By::Signal, config).unwrap_err();
+    insta::assert_snapshot!(refused, @"`upstream` cannot change while a run is served; restart for that, or take it back");
+    app.stop().await;
 }
 
 /// G1: what cannot be opened, and that nothing is left of it.
