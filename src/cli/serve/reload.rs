@@ -56,6 +56,7 @@ impl Given {
         let changed = [
             ("`[server]`", old.server != new.server),
             ("`[upstream]` but for its key", old.upstream != upstream),
+            ("`AUDIT_SIGNING_KEY`", old.audit.signing_key != new.audit.signing_key),
             ("`access_log`", old.access_log != new.access_log),
             ("`[metrics]`", old.metrics != new.metrics),
             ("`[telemetry]`", old.telemetry != new.telemetry),
