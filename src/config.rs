@@ -28,7 +28,7 @@ use crate::run::Identity;
 use crate::upstream;
 use crate::upstream::Kind;
 
-pub use serve::{Place, Serve};
+pub use serve::{LONGEST, Place, Serve, default_state};
 pub use setting::{SETTINGS, Setting};
 pub use shared::{RunSpec, Shared};
 

@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use super::relay::{StateDir, default_state};
+use super::relay::StateDir;
 use crate::base::db::Database;
 use crate::budget::{Limits, Nanodollars, Tokens};
 use crate::config::Config;
@@ -220,7 +220,7 @@ impl Place {
         }
         let file = self.config.as_deref().filter(|file| !file.as_os_str().is_empty());
         let serve = file.map(Config::read).transpose()?.and_then(|config| config.serve);
-        Ok(serve.map_or_else(default_state, |serve| serve.state_dir))
+        Ok(serve.unwrap_or_default().state_dir())
     }
 }
 

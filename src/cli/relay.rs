@@ -4,7 +4,7 @@ mod setup;
 mod verify;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{self, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -322,14 +322,3 @@ fn status(is_well: bool) -> ExitCode {
 
 /// What is said of a run that has left something, and did not end by itself.
 const GONE: &str = "its run was ended with its process, and what it has left is not taken out yet";
-
-/// Where a user's programs keep what outlives them (XDG Base Directory Specification).
-pub(super) fn default_state() -> PathBuf {
-    if rustix::process::geteuid().is_root() {
-        return PathBuf::from("/var/lib/cogni");
-    }
-    let absolute =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-    state.unwrap_or_else(std::env::temp_dir).join("cogni")
-}

@@ -61,7 +61,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let listener = Listener::bind(&serve.listen)?;
     let metrics = given.config.metrics.address.map(app::bind_metrics).transpose()?;
     // And who finds another at its state must not bring that to another version.
-    let lock = Lock::take(&serve.state_dir).await?;
+    let lock = Lock::take(&serve.state_dir()).await?;
     make(&serve.run_dir)?;
     let schemas = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
     let seats = Seats::new(&given.config)?;

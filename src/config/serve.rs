@@ -18,8 +18,9 @@ pub struct Serve {
     pub listen: Place,
     /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket.
     pub insecure_no_auth: bool,
-    /// Everything that has to outlive the process. Nothing in it is ever shown to a sandbox.
-    pub state_dir: PathBuf,
+    /// Everything that has to outlive the process. Nothing in it is ever shown to a sandbox. Without it, it is where every
+    /// command looks: [`Serve::state_dir()`].
+    pub state_dir: Option<PathBuf>,
     /// Where runs have their directories, which go with them.
     pub run_dir: PathBuf,
     /// A file for each agent; without it, those that this program brings along.
@@ -116,9 +117,14 @@ impl Serve {
         Ok(())
     }
 
+    /// Where everything is that has to outlive the process.
+    pub fn state_dir(&self) -> PathBuf {
+        self.state_dir.clone().unwrap_or_else(default_state)
+    }
+
     /// The service's database.
     pub fn database(&self) -> PathBuf {
-        self.state_dir.join("state.db")
+        self.state_dir().join("state.db")
     }
 }
 
@@ -127,7 +133,7 @@ impl Default for Serve {
         Self {
             listen: Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070))),
             insecure_no_auth: false,
-            state_dir: PathBuf::from("/var/lib/cogni"),
+            state_dir: None,
             run_dir: PathBuf::from("/run/cogni"),
             agents_dir: None,
             driver: Maker::Auto,
@@ -180,6 +186,24 @@ impl fmt::Display for Place {
         }
     }
 }
+
+/// Where what outlives a process is kept when nobody says: for root the machine's place, for others their own (XDG Base
+/// Directory Specification).
+pub fn default_state() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/var/lib/cogni");
+    }
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    state.unwrap_or_else(std::env::temp_dir).join("cogni")
+}
+
+/// Of whatever is waited for or kept: a hundred years, to which every clock can count.
+pub const LONGEST: Duration = Duration::from_secs(36_500 * DAY);
+
+/// In seconds.
+const DAY: u64 = 24 * 60 * 60;
 
 /// Of whatever is counted here: more than any machine serves, and less than a semaphore takes.
 const MOST: usize = 1_000_000;

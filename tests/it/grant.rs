@@ -1,5 +1,8 @@
 //! A3: who may ask for what. A grant is told once, kept as a hash, and worth nothing when it is revoked or over.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -19,8 +22,8 @@ async fn what_is_stored_cannot_be_turned_into_a_token() {
     let (place, grants) = grants();
     let (_, token) = grants.mint("platform", terms(), None).await.unwrap();
     assert!(token.expose().starts_with("cgr_") && token.expose().len() == 47, "of 256 bits");
-    for file in std::fs::read_dir(place.path()).unwrap() {
-        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+    for file in fs::read_dir(place.path()).unwrap() {
+        let bytes = fs::read(file.unwrap().path()).unwrap();
         let text = String::from_utf8_lossy(&bytes);
         assert!(!text.contains(&token.expose()[4..]), "the token is in the file");
     }
@@ -295,7 +298,7 @@ fn a_grant_is_minted_where_the_service_has_its_state() {
     let place = tempdir().unwrap();
     let file = place.path().join("serve.toml");
     let text = format!("[serve]\nstate_dir = {:?}\n", place.path().join("there"));
-    std::fs::write(&file, text).unwrap();
+    fs::write(&file, text).unwrap();
     let minted = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .args(["grant", "mint", "--name", "x", "--access", "read", "--config"])
         .arg(&file)
@@ -304,6 +307,33 @@ fn a_grant_is_minted_where_the_service_has_its_state() {
         .unwrap();
     assert!(minted.status.success(), "{}", String::from_utf8_lossy(&minted.stderr));
     assert!(place.path().join("there/state.db").exists());
+}
+
+/// Whose service it is, that one's are the grants, also where the service's file says nothing of a state directory.
+#[test]
+fn a_users_grants_are_in_the_users_own_state() {
+    let place = tempdir().unwrap();
+    // Where cargo has it, others may not look.
+    let binary = place.path().join("cogni-gateway");
+    fs::copy(env!("CARGO_BIN_EXE_cogni-gateway"), &binary).unwrap();
+    let file = place.path().join("serve.toml");
+    fs::write(&file, "[serve]\nmax_runs = 1\n").unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let mint = |flags: &[&str]| {
+        let mut command = Command::new(&binary);
+        command.args(["grant", "mint", "--name", "x", "--access", "read"]).args(flags);
+        command.env_clear().env("HOME", place.path());
+        if rustix::process::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    mint(&[]);
+    mint(&["--config", file.to_str().unwrap()]);
+    let state = place.path().join(".local/state/cogni");
+    let (_, listed, _) = cogni(&state, &["list"]);
+    assert_eq!(listed.lines().count(), 2, "{listed}");
 }
 
 #[test]
@@ -399,6 +429,9 @@ fn cogni(place: &Path, arguments: &[&str]) -> (i32, String, String) {
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
+
+/// Somebody who is not root.
+const NOBODY: u32 = 65534;
 
 const MINT: [&str; 17] = [
     "mint",

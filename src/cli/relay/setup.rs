@@ -7,9 +7,9 @@ use anyhow::{Context, bail};
 use http::Uri;
 use http::uri::Scheme;
 
-use super::default_state;
 use crate::audit;
 use crate::base::secret::Secret;
+use crate::config::default_state;
 use crate::delivery::{Access, Known, Relay, Settings};
 use crate::forge::credential::{App, Credential};
 use crate::forge::github::{Api, Config};

@@ -7,9 +7,9 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use crate::audit;
 use crate::catalog::Catalog;
+use crate::cli::flags;
 use crate::cli::relay::Setup;
 use crate::cli::run::init;
-use crate::cli::{flags, relay};
 use crate::config::{Config, Place, Serve};
 use crate::runner::{Host, Maker};
 use crate::supervisor::Settings;
@@ -91,7 +91,7 @@ impl Given {
             Some(directory) => Catalog::load(directory)?,
             None => Catalog::builtin(),
         };
-        let relay = relay.at(serve.state_dir.clone());
+        let relay = relay.at(serve.state_dir());
         config.files.extend(relay.private(variable));
         Ok(Self { config, serve, catalog, relay, init })
     }
@@ -103,11 +103,11 @@ impl Given {
     pub fn settings(&self) -> anyhow::Result<Settings> {
         let signing_key = match &self.config.audit.signing_key {
             Some(configured) => configured.clone(),
-            None => audit::kept_seed(&self.serve.state_dir.join(audit::KEY_FILE))?,
+            None => audit::kept_seed(&self.serve.state_dir().join(audit::KEY_FILE))?,
         };
         let Serve { docker_socket, run_dir, .. } = self.serve.clone();
         Ok(Settings {
-            state_dir: self.serve.state_dir.clone(),
+            state_dir: self.serve.state_dir(),
             host: Host { docker_socket, run_dir, init: self.init.clone() },
             driver: self.serve.driver,
             allow_unlimited: self.serve.allow_unlimited,
@@ -123,13 +123,13 @@ impl Given {
 
 impl Flags {
     fn over(self, file: Option<Serve>) -> Serve {
-        // Where nobody says anything, it is where every command looks.
-        let file =
-            file.unwrap_or_else(|| Serve { state_dir: relay::default_state(), ..Serve::default() });
+        let file = file.unwrap_or_default();
+        // So that it stays what it is, whoever reads it when.
+        let state_dir = Some(self.relay.state_dir().unwrap_or_else(|| file.state_dir()));
         Serve {
             listen: self.listen.unwrap_or(file.listen),
             insecure_no_auth: self.insecure_no_auth || file.insecure_no_auth,
-            state_dir: self.relay.state_dir().unwrap_or(file.state_dir),
+            state_dir,
             run_dir: self.run_dir.unwrap_or(file.run_dir),
             agents_dir: self.agents_dir.or(file.agents_dir),
             driver: self.driver.unwrap_or(file.driver),
