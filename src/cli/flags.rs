@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches};
 
-use crate::config::{Config, Setting};
+use crate::config::{Config, LONGEST, Setting};
 
 /// One flag for each setting, and `--config`.
 pub fn of(settings: impl Iterator<Item = &'static Setting>) -> impl Iterator<Item = Arg> {
@@ -75,7 +75,9 @@ pub fn given(
 /// # Errors
 /// It is none.
 pub fn time(given: &str) -> Result<Duration, &'static str> {
-    humantime::parse_duration(given).map_err(|_| "give a time, such as 30s, 5m or 1h 30m")
+    let time = humantime::parse_duration(given);
+    let time = time.map_err(|_| "give a time, such as 30s, 5m or 1h 30m")?;
+    if time <= LONGEST { Ok(time) } else { Err("give a hundred years at most") }
 }
 
 /// The file with further settings, if one was given.

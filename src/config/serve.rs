@@ -85,9 +85,7 @@ impl Serve {
         {
             bail!("`serve.{name}` is `{given}`; give 1 to {MOST}");
         }
-        if self.request_timeout.is_zero() {
-            bail!("`serve.request_timeout` is nothing; nobody could ask");
-        }
+        self.check_times()?;
         match &self.listen {
             Place::Tcp(address) if self.insecure_no_auth && !address.ip().is_loopback() => bail!(
                 "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; whoever reaches that address \
@@ -100,6 +98,26 @@ impl Serve {
             ),
             _ => Ok(()),
         }
+    }
+
+    /// What is longer cannot be counted to, and some must take a while.
+    fn check_times(&self) -> anyhow::Result<()> {
+        let (any, some, a_while) =
+            (Duration::ZERO, Duration::from_millis(1), Duration::from_secs(1));
+        let times = [
+            ("request_timeout", self.request_timeout, some),
+            ("grace", self.grace, any),
+            ("drain_timeout", self.drain_timeout, any),
+            ("retention", self.retention, any),
+            ("workspace_retention", self.workspace_retention, any),
+            ("audit_retention", self.audit_retention.unwrap_or_default(), any),
+            ("receipt_bound", self.receipt_bound, any),
+            ("reconcile_every", self.reconcile_every, a_while),
+        ];
+        let wrong = times.into_iter().find(|(_, given, least)| !(*least..=LONGEST).contains(given));
+        let Some((name, given, least)) = wrong else { return Ok(()) };
+        let (given, least) = (humantime::format_duration(given), humantime::format_duration(least));
+        bail!("`serve.{name}` is `{given}`; give {least} to {}d", LONGEST.as_secs() / DAY)
     }
 
     /// Says whether others may follow these while the service runs.
