@@ -138,14 +138,14 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match command {
-            Command::Status { books, json } => status(&books.open()?, json, out).await,
+            Command::Status { books, json } => status(&books.find()?, json, out).await,
             Command::Receipts { books, run, json } => {
-                receipts(&books.open()?, &run, json, out).await
+                receipts(&books.find()?, &run, json, out).await
             }
             Command::Reconcile { books, litellm, since, until, account, run, json } => {
                 let now = SystemTime::now();
                 let filter = Filter { since, until: until.unwrap_or(now), account, run };
-                let (books, client) = (books.open()?, litellm.client()?);
+                let (books, client) = (books.find()?, litellm.client()?);
                 let report = books.reconcile(&client, &filter, now).await?;
                 Shown { json }.report(&report, books.bound(), out)?;
                 Ok(code(report.is_clean()))
@@ -200,10 +200,24 @@ async fn record(books: &Books, logs: &[PathBuf], out: &mut impl Write) -> anyhow
 }
 
 impl Where {
+    /// Those that there are.
+    fn find(&self) -> anyhow::Result<Books> {
+        let path = self.path();
+        // To look is not to make one.
+        if !path.exists() {
+            bail!("there are no books here: there is no `{}`; see `--state-dir`", path.display());
+        }
+        self.open()
+    }
+
+    /// Those that there are, or from now on.
     fn open(&self) -> anyhow::Result<Books> {
-        let path = self.state.path().join(billing::books::FILE);
-        let database = Database::open(&path, &[billing::SCHEMA])?;
+        let database = Database::open(&self.path(), &[billing::SCHEMA])?;
         Ok(Books::new(database).with_bound(self.receipt_bound))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.state.path().join(billing::books::FILE)
     }
 }
 

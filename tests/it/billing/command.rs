@@ -91,6 +91,36 @@ fn a_batch_can_be_taken_in_by_hand() {
     "#);
 }
 
+/// A place that is none is told, and not made.
+#[test]
+fn whoever_looks_for_books_makes_none() {
+    let place = tempdir().unwrap();
+    let billing = |arguments: &[&str]| billing(place.path(), arguments);
+    let said = [
+        billing(&["status"]),
+        billing(&["receipts", "--run", "run-7"]),
+        billing(&["reconcile"]),
+        billing(&["status", "--receipt-bound", "200000000000000d"]),
+    ];
+    assert_snapshot!(said.join("\n"), @"
+    $ billing status
+    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    exit 2
+    $ billing receipts --run run-7
+    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    exit 2
+    $ billing reconcile
+    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    exit 2
+    $ billing status --receipt-bound 200000000000000d
+    error: invalid value '200000000000000d' for '--receipt-bound <DURATION>': give a hundred years at most
+
+    For more information, try '--help'.
+    exit 2
+    ");
+    assert!(!place.path().join("state").exists());
+}
+
 /// What the command prints, and its exit status, with call ids left out.
 fn billing(place: &std::path::Path, arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
