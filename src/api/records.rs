@@ -1,6 +1,7 @@
 //! What is left of a run: what it printed, its audit log, and its work.
 
-use std::io;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path as File, PathBuf};
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use super::Api;
 use super::error::{Error, ErrorBody};
 use super::extract::{Asked, At, Caller};
 use super::refusal::{NotAllowed, NotFound, NotUnderstood};
-use crate::audit::seal::{self, Unproved};
+use crate::audit::seal::{self, Seal, Unproved};
 use crate::audit::verify::Report;
 use crate::delivery::outbox::{Job, Verdict};
 use crate::journal::{Row, State as Progress};
@@ -167,30 +168,42 @@ pub(super) async fn audit(
 
 async fn prove(api: &Api, row: &Row, path: PathBuf) -> Result<Audit, Error> {
     let seal = api.supervisor.journal().seal(&row.id).await?;
-    let log = match (tokio::fs::read(&path).await, &seal) {
-        (Err(error), Some(seal)) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(Audit::unproved(&Unproved::Gone { sealed: seal.records }));
-        }
-        (log, _) => log.map_err(|error| gone(error, "audit log"))?,
-    };
     let (run, key) = (row.id.clone(), api.supervisor.public_key());
     let has_ended = row.state == Progress::Ended;
-    let proved = tokio::task::spawn_blocking(move || match seal {
-        Some(seal) => seal.check(&*log, &run),
-        None if has_ended => Err(Unproved::Unsealed),
-        None => seal::check_open(whole_lines(&log), &run, &key),
+    let proved = tokio::task::spawn_blocking(move || {
+        let log = std::fs::File::open(&path);
+        match seal {
+            Some(Seal { records: sealed, .. }) if is_gone(&log) => Err(Unproved::Gone { sealed }),
+            Some(seal) => seal.check(BufReader::new(log?), &run),
+            None if has_ended => log.map_err(Unproved::Io).and(Err(Unproved::Unsealed)),
+            None => seal::check_open(whole_lines(log?)?, &run, &key),
+        }
     });
     match proved.await.map_err(Error::internal)? {
         Ok(report) => Ok(Audit::new(&report, None)),
-        Err(Unproved::Io(error)) => Err(Error::internal(error)),
+        Err(Unproved::Io(error)) => Err(gone(error, "audit log")),
         Err(why) => Ok(Audit::unproved(&why)),
     }
 }
 
-/// The last line may be written just now.
-fn whole_lines(log: &[u8]) -> &[u8] {
-    let end = log.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-    &log[..end]
+fn is_gone<T>(file: &io::Result<T>) -> bool {
+    matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// A log up to the end of its last whole line: what comes after that is being written just now.
+fn whole_lines(log: std::fs::File) -> io::Result<impl BufRead> {
+    let (mut end, mut block) = (log.metadata()?.len(), vec![0; 8 << 10]);
+    while end > 0 {
+        let start = end.saturating_sub(block.len() as u64);
+        let part = &mut block[..usize::try_from(end - start).unwrap_or(0)];
+        log.read_exact_at(part, start)?;
+        if let Some(at) = part.iter().rposition(|byte| *byte == b'\n') {
+            end = start + at as u64 + 1;
+            break;
+        }
+        end = start;
+    }
+    Ok(BufReader::new(log.take(end)))
 }
 
 /// What has become of a run's commits
@@ -341,6 +354,32 @@ impl Delivery {
             is_pushed: job.is_pushed,
             pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
             why: job.error.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::whole_lines;
+
+    #[test]
+    fn a_line_that_is_being_written_is_left_out() {
+        let whole = "one line\n".repeat(3000);
+        for (log, read) in [
+            (String::new(), ""),
+            ("x".repeat(20_000), ""),
+            (whole.clone(), &*whole),
+            (format!("{whole}half a li"), &whole),
+            (format!("{whole}{}", "x".repeat(20_000)), &whole),
+        ] {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(log.as_bytes()).unwrap();
+            std::io::Seek::rewind(&mut file).unwrap();
+            let mut found = String::new();
+            whole_lines(file).unwrap().read_to_string(&mut found).unwrap();
+            assert_eq!(found, read);
         }
     }
 }
