@@ -132,7 +132,10 @@ impl Config {
         match (&self.shared, &self.serve) {
             (None, None) => self.check_identity()?,
             (Some(shared), None) => shared.check()?,
-            (None, Some(serve)) => serve.check()?,
+            (None, Some(serve)) => {
+                self.check_served()?;
+                serve.check()?;
+            }
             (Some(_), Some(_)) => {
                 bail!("both `[shared]` and `[serve]` are given; one process is one of them")
             }
@@ -157,6 +160,23 @@ impl Config {
         self.server.check()?;
         self.telemetry.check()?;
         Rules::compile(&self.policy.rules)?;
+        Ok(())
+    }
+
+    /// A service has no operator's socket, and its threads are those of the machine.
+    fn check_served(&self) -> anyhow::Result<()> {
+        if self.admin != Admin::default() {
+            bail!(
+                "`[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: `POST \
+                 /api/v1/runs/ID/cancel` ends a run of a service"
+            );
+        }
+        if self.workers != Self::default().workers {
+            bail!(
+                "`workers` is `{}`; take it out: a service has a thread for each processor",
+                self.workers
+            );
+        }
         Ok(())
     }
 

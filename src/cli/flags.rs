@@ -88,3 +88,6 @@ pub fn config_file(
     let file = matches.get_one("CONFIG").cloned().or_else(|| variable("CONFIG"));
     file.filter(|file: &String| !file.is_empty())
 }
+
+/// What `DRAIN_TIMEOUT_SECONDS` means where runs end before their gateways do.
+pub const AFTER_THE_END: &str = "How long calls may go on that are open at a run's end [default: 8] [env: DRAIN_TIMEOUT_SECONDS]";

@@ -27,7 +27,7 @@ use shown::{Place, Shown};
 use super::flags;
 use super::relay::Keys;
 use crate::catalog::{Catalog, Stream};
-use crate::config::{Config, SETTINGS, Setting};
+use crate::config::{Admin, Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::delivery::Relayed;
 use crate::runner::{self, Host, Llm, MODEL, Maker, Order, Prepared, Reins, Request, RunResult};
@@ -45,6 +45,7 @@ pub fn command() -> Command {
     .mut_arg("ACCESS_LOG_PATH", |arg| {
         arg.help("The access log, a file [default: off] [env: ACCESS_LOG_PATH]")
     })
+    .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::AFTER_THE_END))
 }
 
 #[derive(Debug, clap::Args)]
@@ -414,6 +415,11 @@ fn configure(
     if config.shared.is_some() {
         bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
     }
+    if config.admin != Admin::default() {
+        bail!(
+            "`[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: a signal ends this run"
+        );
+    }
     if config.identity.run.is_empty() {
         config.identity.run = format!("run-{}", Uuid::now_v7());
     }
@@ -424,9 +430,11 @@ fn configure(
     Ok(config)
 }
 
-/// Where the socket is and whose, the runner decides.
+/// Where the socket is and whose, the runner decides; and whoever runs it can end it.
 fn settings() -> impl Iterator<Item = &'static Setting> {
-    SETTINGS.iter().filter(|setting| !setting.name.starts_with("SOCKET_"))
+    let is_here =
+        |setting: &&Setting| !setting.name.starts_with("SOCKET_") && !setting.is_of_its_operator();
+    SETTINGS.iter().filter(is_here)
 }
 
 /// Where Docker's own command line would look, as far as that is a socket of this machine.
@@ -524,7 +532,8 @@ be written, 2 it could not begin: wrong use, or what it needs was not there, 3 i
 work is not delivered: not at its branch, or its pull request or statement is still to come (see
 `cogni-gateway relay status`).
 
-The gateway's settings are those of `cogni-gateway proxy`, with the same flags and variables.
+The gateway's settings are those of `cogni-gateway proxy`, with the same flags and variables. The
+run has no operator's socket: SIGTERM, SIGINT and SIGHUP cancel it.
 
 Example:
   cogni-gateway run --image agent:1 --workspace ./task:rw --max-runtime 5m --max-turns 20 \\

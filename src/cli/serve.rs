@@ -41,6 +41,7 @@ pub fn command() -> Command {
     // Last: flags that are put in bring their own words about themselves.
     given::augment(Command::new("serve").after_help(EXAMPLE).args(flags::of(settings())))
         .about("Serve agents, chats and runs over HTTP, for those who hold a grant")
+        .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::AFTER_THE_END))
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets runs end.
@@ -198,7 +199,8 @@ fn make(run_dir: &Path) -> anyhow::Result<()> {
 }
 
 fn settings() -> impl Iterator<Item = &'static Setting> {
-    SETTINGS.iter().filter(|setting| !setting.is_of_one_run())
+    let is_here = |setting: &&Setting| !setting.is_of_one_run() && !setting.is_of_its_operator();
+    SETTINGS.iter().filter(is_here).filter(|setting| setting.name != "WORKERS")
 }
 
 /// For answers that are being written when the last run has ended.

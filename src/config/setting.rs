@@ -81,6 +81,11 @@ impl Setting {
         OF_ONE_RUN.contains(&self.name)
     }
 
+    /// Whether it is for the operator of a gateway that is served by itself, and not by whoever begins its runs.
+    pub fn is_of_its_operator(&self) -> bool {
+        self.name == "ADMIN_SOCKET_PATH"
+    }
+
     /// The flag's name: the variable's in small letters.
     pub fn flag(&self) -> String {
         let flag = self.name.to_ascii_lowercase().replace('_', "-");

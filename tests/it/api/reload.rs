@@ -13,10 +13,12 @@ use crate::support::service::Place;
 #[tokio::test(flavor = "multi_thread")]
 async fn what_needs_a_restart_is_said() {
     let place = Place::new("").await;
-    let rules = place.path().join("relay.toml");
+    let (rules, key) = (place.path().join("relay.toml"), place.path().join("seed"));
     fs::write(&rules, "").unwrap();
+    fs::write(&key, "11".repeat(32)).unwrap();
     let mut command = place.command();
-    let mut process = Process::start(command.env("COGNI_RELAY_CONFIG", &rules), "build it");
+    command.env("COGNI_RELAY_CONFIG", &rules).env("AUDIT_SIGNING_KEY_FILE", &key);
+    let mut process = Process::start(&mut command, "build it");
     tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
     for (more, what) in [
         ("retention = \"1d\"", "`[serve]` cannot change"),
@@ -28,6 +30,8 @@ async fn what_needs_a_restart_is_said() {
         ("[telemetry]\nservice_name = \"other\"", "`[telemetry]` cannot change"),
         ("[server]\nmax_headers = 50", "`[server]` cannot change"),
         ("[budget]\nmax_turns = -1", "is not a valid configuration"),
+        ("[prices]\nfile = \"/nowhere\"", "the prices cannot be used"),
+        ("[admin]\nsocket_path = \"/nowhere/admin.sock\"", "`[admin]` is for"),
     ] {
         place.write_config(more);
         process.signal("HUP");
@@ -37,6 +41,14 @@ async fn what_needs_a_restart_is_said() {
         tokio::task::block_in_place(|| process.until(refused));
     }
     place.write_config("");
+    fs::write(&key, "22".repeat(32)).unwrap();
+    process.signal("HUP");
+    let named =
+        |said: &str| said.contains("nothing has changed: `AUDIT_SIGNING_KEY` cannot change");
+    tokio::task::block_in_place(|| process.until(named));
+    fs::write(&key, "11".repeat(32)).unwrap();
+    let run = place.owner.run(&asked("fake")).await;
+    assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);
     fs::write(&rules, "no_such_key = 1").unwrap();
     process.signal("HUP");
     let named = |said: &str| said.contains("nothing has changed: the relay cannot be opened");
@@ -95,10 +107,32 @@ async fn what_is_broken_does_not_begin_to_serve() {
 async fn what_is_wrong_with_a_setting_is_said() {
     let place = Place::new("").await;
     let file = place.path().join("serve.toml");
-    fs::write(&file, "[serve]\nmax_connections = 9000000000000000000").unwrap();
-    let mut process = Process::start(&mut place.command(), "build it");
-    assert_eq!(tokio::task::block_in_place(|| process.wait()).code(), Some(2));
-    insta::assert_snapshot!(process.said(), @"error: `serve.max_connections` is `9000000000000000000`; give 1 to 1000000");
+    let said = |text: &str| {
+        fs::write(&file, text).unwrap();
+        let mut process = Process::start(&mut place.command(), "build it");
+        assert_eq!(tokio::task::block_in_place(|| process.wait()).code(), Some(2));
+        process.said().trim_end().to_owned()
+    };
+    let said = [
+        said("[serve]\nmax_connections = 9000000000000000000"),
+        said("[serve]\nrequest_timeout = \"0s\""),
+        said("[serve]\nreconcile_every = \"0s\""),
+        said("[serve]\ndrain_timeout = \"200000000000000d\""),
+        said("[serve]\nreceipt_bound = \"101y\""),
+        said("[serve]\naudit_retention = \"101y\""),
+        said("workers = 4\n[serve]"),
+        said("[serve]\n[admin]\nsocket_path = \"/run/admin.sock\""),
+    ];
+    insta::assert_snapshot!(said.join("\n"), @"
+    error: `serve.max_connections` is `9000000000000000000`; give 1 to 1000000
+    error: `serve.request_timeout` is `0s`; give 1ms to 36500d
+    error: `serve.reconcile_every` is `0s`; give 1s to 36500d
+    error: `serve.drain_timeout` is `547570157426years 5months 1day 7h 12m`; give 0s to 36500d
+    error: `serve.receipt_bound` is `101years`; give 0s to 36500d
+    error: `serve.audit_retention` is `101years`; give 0s to 36500d
+    error: `workers` is `4`; take it out: a service has a thread for each processor
+    error: `[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: `POST /api/v1/runs/ID/cancel` ends a run of a service
+    ");
     let help = place.cogni(&["serve", "--help"]);
     assert!(help.starts_with("Serve agents, chats and runs over HTTP"), "{help}");
 }

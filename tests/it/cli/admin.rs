@@ -187,6 +187,18 @@ fn the_operators_socket_stays_out_of_the_sandbox() {
     insta::assert_snapshot!(said, @"error: `ADMIN_SOCKET_PATH` is `/llm-sock/admin.sock`, in the directory of the run's socket, which the sandbox sees; give it a directory of its own");
 }
 
+/// Whoever begins a run ends it: a file that names a socket for somebody else is for another command.
+#[test]
+fn a_run_has_no_operator() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "[admin]\nsocket_path = '/run/a.sock'\n").unwrap();
+    let config = file.path().to_str().unwrap();
+    let (code, _, said) =
+        cogni(&["run", "--config", config, "--", "true"], &[("LITELLM_MASTER_KEY", "sk")]);
+    assert_eq!(code, 2);
+    insta::assert_snapshot!(said, @"error: `[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: a signal ends this run");
+}
+
 async fn send(admin: &Client, method: Method, path: &str, body: &Value) -> Response {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     admin.ask(method, path, &body, &[]).await
