@@ -13,7 +13,7 @@ pub fn command() -> Command {
     Command::new("check")
         .about("Load a configuration, and say what is wrong with it")
         .after_help(
-            "It takes the flags and variables of `cogni-gateway proxy`, too; the run's identity\nand key may be left out.",
+            "It knows words, rules and prices. Certificates, keys, agents, and what needs a restart are told by\nthe log of whoever serves. It takes the flags and variables of `cogni-gateway proxy`, too; the run's\nidentity and key may be left out.",
         )
         .args(configuration_flags())
 }

@@ -95,7 +95,6 @@ pub fn configure(
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Config> {
     let mut config = flags::read(SETTINGS.iter(), matches, variable)?;
-    config.shared = None;
     for name in [&mut config.identity.run, &mut config.identity.account] {
         if name.is_empty() {
             "placeholder".clone_into(name);
@@ -105,6 +104,11 @@ pub fn configure(
         config.upstream.api_key = Secret::new("placeholder");
     }
     config.check()?;
+    if let Some(shared) = config.shared.take() {
+        for spec in shared.runs {
+            spec.within(&config, None)?;
+        }
+    }
     Ok(config)
 }
 

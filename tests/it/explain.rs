@@ -322,6 +322,12 @@ fn a_configuration_can_be_checked() {
     unknown field `where`, expected one of `name`, `when`, `refuse`, `set_model`, `max_output_tokens`, `headers`, `match`, `not_match`
     "#);
     insta::assert_snapshot!(check("workers = 0"), @"`WORKERS` is `0`; give at least 1");
+    insta::assert_snapshot!(check("[shared]\nplaintext = true"), @"`shared.token_keys_file` is not set; tokens tell the runs apart");
+    let shared = "[shared]\nplaintext = true\ntoken_keys_file = 'keys'\n";
+    insta::assert_snapshot!(check(&format!("{shared}listen = '0.0.0.0:8443'")), @"`shared.plaintext` is `true` and `shared.listen` is `0.0.0.0:8443`; tokens must not cross a network in the clear: listen on 127.0.0.1, or give `shared.tls_cert_file` and `shared.tls_key_file`");
+    insta::assert_snapshot!(check(shared), @"the configuration is fine: 0 rules, 0 examples hold");
+    insta::assert_snapshot!(check(&format!("{shared}[[shared.runs]]\nrun_id = 'r'")), @"run `r` has no `account`; LiteLLM bills it as the end user");
+    insta::assert_snapshot!(check("[serve]\nreconcile_every = '0s'"), @"`serve.reconcile_every` is `0s`; give 1s to 36500d");
 }
 
 /// What is said, whatever the outcome.
