@@ -52,9 +52,14 @@ pub enum Error {
     Closed,
 }
 
-/// What is done in a transaction; it returns what to do once that is on disk, or is not.
-type Job = Box<dyn FnOnce(&Transaction<'_>) -> Answer + Send>;
-type Answer = Box<dyn FnOnce(Result<(), Error>) + Send>;
+/// What is done in a transaction, or is not where there is none.
+type Job = Box<dyn FnOnce(Result<&Transaction<'_>, Error>) -> Done + Send>;
+
+/// A job that is over, whose caller is told when it is known whether it is on disk.
+struct Done {
+    failed: Option<Error>,
+    tell: Box<dyn FnOnce(Result<(), Error>) + Send>,
+}
 
 impl Database {
     /// Opens a file, or makes it. Blocks.
@@ -165,16 +170,19 @@ fn job<T: Send + 'static>(
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
 ) -> (Job, oneshot::Receiver<Result<T, Error>>) {
     let (sender, receiver) = oneshot::channel();
-    let job = move |batch: &Transaction<'_>| -> Answer {
-        let done = apart(batch, work);
-        Box::new(move |committed| {
-            let _nobody_waits = sender.send(committed.and(done));
-        })
+    let job = move |batch: Result<&Transaction<'_>, Error>| {
+        let done = batch.and_then(|batch| apart(batch, work));
+        let failed = done.as_ref().err().cloned();
+        let tell = Box::new(move |committed: Result<(), Error>| {
+            let _nobody_waits = sender.send(done.and_then(|done| committed.map(|()| done)));
+        });
+        Done { failed, tell }
     };
     (Box::new(job), receiver)
 }
 
-/// One job of a batch, which takes nothing of the others back when it fails.
+/// One job of a batch, which takes nothing of the others back when it fails. Where it cannot be told from them any more,
+/// there is no transaction left.
 fn apart<T>(
     batch: &Transaction<'_>,
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
@@ -182,8 +190,14 @@ fn apart<T>(
     batch.execute_batch("SAVEPOINT job")?;
     let done = work(batch);
     let end = if done.is_ok() { "RELEASE job" } else { "ROLLBACK TO job; RELEASE job" };
-    batch.execute_batch(end)?;
-    Ok(done?)
+    let ended = batch.execute_batch(end);
+    if ended.is_err() && !batch.is_autocommit() {
+        batch.execute_batch("ROLLBACK")?;
+    }
+    // What it says itself is why the savepoint is gone, where both have failed.
+    let done = done?;
+    ended?;
+    Ok(done)
 }
 
 /// The writer's thread: it ends when nobody can give it anything any more.
@@ -195,25 +209,37 @@ fn write_all(
     let mut batch = Vec::with_capacity(QUEUE);
     while jobs.blocking_recv_many(&mut batch, QUEUE) > 0 {
         let begun = Instant::now();
-        let (answers, committed) = commit(&mut connection, &mut batch);
+        let (over, committed) = commit(&mut connection, &mut batch);
         watch(begun.elapsed(), committed.is_ok());
-        for answer in answers {
-            answer(committed.clone());
+        for done in over {
+            (done.tell)(committed.clone());
         }
     }
 }
 
-fn commit(connection: &mut Connection, batch: &mut Vec<Job>) -> (Vec<Answer>, Result<(), Error>) {
-    let mut answers = Vec::with_capacity(batch.len());
+/// Does jobs until one of them has cost all of them their transaction, as a full disk does. Those after it are not begun:
+/// what they write would be committed by itself, and their callers told that it is not there.
+fn commit(connection: &mut Connection, batch: &mut Vec<Job>) -> (Vec<Done>, Result<(), Error>) {
+    let mut jobs = batch.drain(..);
+    let mut over = Vec::with_capacity(jobs.len());
     let mut commit = || {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        answers.extend(batch.drain(..).map(|job| job(&transaction)));
+        for job in jobs.by_ref() {
+            let done = job(Ok(&transaction));
+            let failed = done.failed.clone();
+            over.push(done);
+            if transaction.is_autocommit() {
+                failed.map_or(Ok(()), Err)?;
+                break;
+            }
+        }
         Ok(transaction.commit()?)
     };
-    let committed = commit();
-    // Where no transaction could begin, dropping a job tells whoever waits for it.
-    batch.clear();
-    (answers, committed)
+    let committed: Result<(), Error> = commit();
+    if let Err(why) = &committed {
+        over.extend(jobs.map(|job| job(Err(why.clone()))));
+    }
+    (over, committed)
 }
 
 /// SQLite gives its other files the mode of this one.

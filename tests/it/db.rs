@@ -60,6 +60,72 @@ async fn work_that_fails_half_way_leaves_nothing() {
     assert_eq!(count(&database).await, 0);
 }
 
+/// A full disk takes the whole transaction back, the savepoint too. What comes after it in its batch is not written
+/// either, since its caller is told so.
+#[tokio::test]
+async fn nothing_is_kept_of_a_batch_whose_transaction_is_lost() {
+    let directory = tempdir().unwrap();
+    let database = open(&directory.path().join("state.db"), FIRST).unwrap();
+    let few = |change: &rusqlite::Transaction<'_>| {
+        let pages: u32 = change.pragma_query_value(None, "page_count", |row| row.get(0))?;
+        change.pragma_update_and_check(None, "max_page_count", pages + 8, |_| Ok(()))
+    };
+    database.write(few).await.unwrap();
+    let (held, release) = hold_writer(&database).await;
+    let (large, small) = ("x".repeat(1 << 20), "small".to_owned());
+    let (before, large, small, held, ()) = tokio::join!(
+        add(&database, "before"),
+        add(&database, &large),
+        add(&database, &small),
+        held,
+        async move { release.send(()).unwrap() },
+    );
+    held.unwrap();
+    let said = [before, large, small].map(|done| done.unwrap_err().to_string());
+    insta::assert_snapshot!(said.join("\n"), @"
+    the database cannot be read or written: database or disk is full
+    the database cannot be read or written: database or disk is full
+    the database cannot be read or written: database or disk is full
+    ");
+    assert_eq!(count(&database).await, 0, "somebody was told that it is not there");
+    add(&database, "after").await.unwrap();
+    assert_eq!(count(&database).await, 1);
+}
+
+/// Another process has the file for longer than anybody waits. The writer's own patience is made shorter for this.
+#[tokio::test]
+async fn whoever_cannot_write_is_told_why() {
+    let directory = tempdir().unwrap();
+    let path = directory.path().join("state.db");
+    let database = open(&path, FIRST).unwrap();
+    database.write(|change| change.busy_timeout(Duration::from_millis(20))).await.unwrap();
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    insta::assert_snapshot!(
+        add(&database, "mine").await.unwrap_err(),
+        @"the database cannot be read or written: database is locked"
+    );
+    other.execute_batch("ROLLBACK").unwrap();
+    add(&database, "mine").await.unwrap();
+    assert_eq!(count(&database).await, 1);
+}
+
+/// What is written from now on comes together, until it is let go.
+async fn hold_writer(
+    database: &Database,
+) -> (impl Future<Output = Result<(), Error>> + use<>, mpsc::Sender<()>) {
+    let ((begun, begins), (release, released)) = (tokio::sync::oneshot::channel(), mpsc::channel());
+    let work = move |_: &rusqlite::Transaction<'_>| {
+        let _ = begun.send(());
+        let _released = released.recv_timeout(PATIENCE);
+        Ok(())
+    };
+    let writer = database.clone();
+    let held = tokio::spawn(async move { writer.write(work).await });
+    begins.await.unwrap();
+    (async move { held.await.unwrap() }, release)
+}
+
 /// A file of an earlier version keeps its rows; one of a later version is left alone.
 #[tokio::test]
 async fn a_file_is_brought_to_this_version_and_never_back() {
