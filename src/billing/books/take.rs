@@ -117,7 +117,7 @@ fn charge(
     now: SystemTime,
 ) -> rusqlite::Result<()> {
     if !fact.is_billable() && notice.source == Source::PriceTable {
-        return Ok(());
+        return take_back(change, fact);
     }
     change
         .prepare_cached(
@@ -140,6 +140,20 @@ fn charge(
     change
         .prepare_cached("UPDATE billing_fact SET has_receipt = 1 WHERE call_id = ?1")?
         .execute([&fact.call_id])?;
+    Ok(())
+}
+
+/// What was taken for lost, and charged for all that it had reserved, has used nothing. What somebody else has said of it
+/// stays.
+fn take_back(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
+    let taken = change
+        .prepare_cached("DELETE FROM billing_receipt WHERE call_id = ?1 AND source = ?2")?
+        .execute(params![fact.call_id, Source::PriceTable.as_str()])?;
+    if taken > 0 {
+        change
+            .prepare_cached("UPDATE billing_fact SET has_receipt = 0 WHERE call_id = ?1")?
+            .execute([&fact.call_id])?;
+    }
     Ok(())
 }
 

@@ -227,6 +227,37 @@ async fn a_call_that_was_taken_for_lost_is_put_right() {
     }
 }
 
+/// B1, B4: a live log was read as if nobody wrote it any more, and then the upstream has refused the call: it is not
+/// charged, but for what somebody else says of it.
+#[tokio::test]
+async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
+    for is_said in [false, true] {
+        let place = tempdir().unwrap();
+        let books = books(place.path());
+        let upstream = "openai".to_owned();
+        let lost = Fact { outcome: Outcome::Crashed, upstream, ..fact("call-1", at("09:30:01")) };
+        let refused = Fact {
+            outcome: Outcome::Completed,
+            status: 429,
+            usage: Usage::default(),
+            ..lost.clone()
+        };
+        let refused = Fact { cost: Nanodollars::ZERO, ..refused };
+        books.record(&[lost]).await.unwrap();
+        assert_eq!(books.summary("run-1").await.unwrap().receipts, 1);
+        if is_said {
+            books.take(vec![notice("call-1", 7)]).await.unwrap();
+        }
+        books.record(&[refused]).await.unwrap();
+        let amounts: Vec<_> =
+            books.receipts("run-1").await.unwrap().iter().map(|receipt| receipt.amount).collect();
+        let expected = if is_said { vec![Nanodollars(7)] } else { vec![] };
+        assert_eq!(amounts, expected);
+        let bill = books.summary("run-1").await.unwrap();
+        assert_eq!((bill.calls, bill.billable, bill.state), (1, 0, State::Complete));
+    }
+}
+
 /// B4: within the bound a call is waited for; beyond it its run is flagged, until its receipt comes.
 #[tokio::test]
 async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
