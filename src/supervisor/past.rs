@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** no log goes before its run is forgotten, nor one that tells of work which is still kept.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use anyhow::Context;
 use tokio::task::spawn_blocking;
 
 use super::Shared;
-use crate::delivery::{Relay, outbox, sweep};
+use crate::delivery::outbox::{self, Outbox};
+use crate::delivery::{OUTBOX, Relay, sweep};
 
 impl Shared {
     /// What cannot be thrown away now is the next time.
@@ -43,15 +44,25 @@ impl Shared {
 
     async fn throw_logs_away(&self, age: Duration) -> anyhow::Result<()> {
         let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
-        let directory = self.settings.state_dir.join("audit");
+        let (state, relay) = (&self.settings.state_dir, self.relay.load_full());
+        if relay.is_none() && state.join(OUTBOX).exists() {
+            tracing::warn!(
+                "no audit log is thrown away: without a relay nobody can tell what work is still kept"
+            );
+            return Ok(());
+        }
+        let directory = state.join("audit");
         let mut old = spawn_blocking(move || older(&directory, before)).await??;
-        let mut kept = vec![];
+        let mut kept = HashSet::new();
         for name in old.keys() {
-            if self.journal.run(name).await?.is_some() || self.is_in_outbox(name).await? {
-                kept.push(name.clone());
+            if self.journal.run(name).await?.is_some() {
+                kept.insert(name.clone());
             }
         }
         old.retain(|name, _| !kept.contains(name));
+        if let Some(relay) = relay {
+            old = spawn_blocking(move || needless(old, relay.outbox())).await??;
+        }
         let logs = old.len();
         let gone = move || old.into_values().flatten().try_for_each(fs::remove_file);
         spawn_blocking(gone).await??;
@@ -63,21 +74,27 @@ impl Shared {
         }
         Ok(())
     }
-
-    async fn is_in_outbox(&self, id: &str) -> anyhow::Result<bool> {
-        let Some(relay) = self.relay.load_full() else { return Ok(false) };
-        let id = id.to_owned();
-        match spawn_blocking(move || relay.outbox().get(&id)).await? {
-            Ok(_) => Ok(true),
-            Err(outbox::Error::Unknown(_)) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
-/// Logs that were written for the last time before, with what a crash has left beside them, by whose they are.
-fn older(directory: &Path, before: SystemTime) -> anyhow::Result<HashMap<String, Vec<PathBuf>>> {
-    let mut old: HashMap<_, Vec<_>> = HashMap::new();
+/// Logs, each with what a crash has left beside it, by whose they are: a run's, or a row's of the outbox.
+type Logs = HashMap<String, Vec<PathBuf>>;
+
+/// Those that tell of no work in the outbox: neither of a row, nor of a run that has rows or a desk there. Blocks.
+fn needless(mut logs: Logs, outbox: &Outbox) -> Result<Logs, outbox::Error> {
+    let mut known = HashSet::new();
+    for desk in outbox.desks()? {
+        known.extend([desk.id, desk.plan.facts.run]);
+    }
+    for job in outbox.list(false)? {
+        known.extend([job.id, job.order.facts.run]);
+    }
+    logs.retain(|name, _| !known.contains(name));
+    Ok(logs)
+}
+
+/// Logs that were written for the last time before.
+fn older(directory: &Path, before: SystemTime) -> anyhow::Result<Logs> {
+    let mut old = Logs::new();
     let entries = fs::read_dir(directory);
     for entry in entries.with_context(|| format!("`{}`", directory.display()))? {
         let entry = entry?;

@@ -6,7 +6,7 @@ mod judged;
 mod kill;
 mod later;
 mod many;
-mod outbox;
+pub(crate) mod outbox;
 mod rules;
 mod statement;
 mod sweep;

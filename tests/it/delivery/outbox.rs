@@ -196,16 +196,7 @@ fn a_desk_becomes_the_row_of_its_work() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let order = order("run-1");
-    let plan = Plan {
-        repository: order.repository.clone(),
-        state: order.state.clone(),
-        facts: order.facts.clone(),
-        rules: Rules::new(&Config::default().policy, None),
-        host: Host { committer: String::new(), salt: String::new(), known: vec![] },
-        artifacts: order.artifacts.clone(),
-        run_dir: "/run/cogni".into(),
-        docker_socket: PathBuf::new(),
-    };
+    let plan = plan(&order);
     let desk = outbox.begin(&plan, &plan.artifacts.join("workspace")).unwrap();
     assert_eq!((outbox.desks().unwrap(), desk.is_own()), (vec![desk.clone()], true));
     assert!(matches!(outbox.discard(&desk.id), Err(Error::Wanted { .. })));
@@ -370,7 +361,7 @@ fn reasons() -> Vec<Reason> {
     vec![Reason { ruling: Ruling::Review, path, why: "it tells agents what to do".to_owned() }]
 }
 
-fn order(run: &str) -> Order {
+pub(crate) fn order(run: &str) -> Order {
     let state = BranchState {
         branch: Branch::of(BranchKey::parse("task-1").unwrap()),
         exists: false,
@@ -393,6 +384,19 @@ fn order(run: &str) -> Order {
         host: None,
         artifacts: Path::new("/somewhere").join(run),
         pull_request: Some(Words { title: "A title".to_owned(), body: "Words".to_owned() }),
+    }
+}
+
+pub(crate) fn plan(order: &Order) -> Plan {
+    Plan {
+        repository: order.repository.clone(),
+        state: order.state.clone(),
+        facts: order.facts.clone(),
+        rules: Rules::new(&Config::default().policy, None),
+        host: Host { committer: String::new(), salt: String::new(), known: vec![] },
+        artifacts: order.artifacts.clone(),
+        run_dir: "/run/cogni".into(),
+        docker_socket: PathBuf::new(),
     }
 }
 

@@ -12,10 +12,13 @@ use cogni_gateway::audit::{Config, KEY_FILE, Log};
 use cogni_gateway::base::db::Database;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::budget::Amount;
+use cogni_gateway::delivery::OUTBOX;
+use cogni_gateway::delivery::outbox::{Outbox, Progress};
 use cogni_gateway::journal;
 use serde_json::{Value, json};
 
 use super::{Place, ask};
+use crate::delivery::outbox::{order, plan};
 use crate::support::process::{PATIENCE, patience};
 use crate::support::service::Service;
 
@@ -169,26 +172,30 @@ async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
     place.stop(service);
 }
 
-/// A log goes when it is old and its run is forgotten, and no sooner.
+/// A log goes when it is old, its run is forgotten and no work of it is kept, and no sooner.
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_go_when_they_are_older_than_they_are_kept() {
     let place = Place::new("").await;
     let service = place.start();
     let mut runs = vec![];
-    for text in ["forgotten", "remembered", "young"] {
+    for text in ["forgotten", "remembered", "young", "held", "left"] {
         let run = service.run(&ask(text)).await;
         service.ended(&run).await;
         runs.push(run);
     }
     place.stop(service);
-    let [forgotten, remembered, young] = &runs[..] else { unreachable!() };
+    let [forgotten, remembered, young, held, left] = &runs[..] else { unreachable!() };
     let beside = place.audit_log(forgotten).with_extension("jsonl.torn-3");
     fs::write(&beside, "{").unwrap();
-    for log in [place.audit_log(forgotten), place.audit_log(remembered), beside.clone()] {
+    let row = keep_work(&place, held, left);
+    fs::write(place.audit_log(&row), "").unwrap();
+    let kept = [remembered, held, left, &row];
+    let logs = kept.into_iter().chain([forgotten]).map(|name| place.audit_log(name));
+    for log in logs.chain([beside.clone()]) {
         let long_ago = SystemTime::now() - Duration::from_hours(3);
         fs::File::options().append(true).open(log).unwrap().set_modified(long_ago).unwrap();
     }
-    for run in [forgotten, young] {
+    for run in [forgotten, young, held, left] {
         end_long_ago(&place, run).await;
     }
 
@@ -207,7 +214,9 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
     let service = place.start();
     let is_gone = || !place.audit_log(forgotten).exists() && !beside.exists();
     tokio::task::block_in_place(|| patience(is_gone, || "the old log is still there".to_owned()));
-    assert!(place.audit_log(remembered).exists(), "its run is remembered");
+    for name in kept {
+        assert!(place.audit_log(name).exists(), "{name} of {kept:?}");
+    }
     assert!(place.audit_log(young).exists(), "it is young");
     assert_eq!(proof(&service, remembered).await["verified"], true);
     place.stop(service);
@@ -260,6 +269,18 @@ fn open(file: &Path, run: &str, key: &str) -> Log {
 
 fn finish(log: &Log) {
     log.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 }).unwrap();
+}
+
+/// Work of one run that was held, and a workspace of another that holds something still. Returns the name of the first.
+fn keep_work(place: &Place, held: &str, left: &str) -> String {
+    let outbox = Outbox::open(&place.state_dir().join(OUTBOX)).unwrap();
+    let job = outbox.add(&order(held)).unwrap();
+    let why = "somebody is to look at it".to_owned();
+    outbox.advance(&job, Progress::Held { code: "held", why }).unwrap();
+    let workspace = place.path().join("workspace");
+    let desk = outbox.begin(&plan(&order(left)), &workspace).unwrap();
+    outbox.leave(&desk, &workspace, "files").unwrap();
+    job.id
 }
 
 /// So that it is forgotten at the next start.
