@@ -37,14 +37,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::Seats;
 use crate::audit::{PublicKey, SigningKey};
-use crate::base::db;
 use crate::base::drain::Drain;
 use crate::base::secret::Secret;
 use crate::billing::Books;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::delivery::Relay;
-use crate::journal::{Journal, State};
+use crate::journal::Journal;
 use crate::runner::delivery::take_out_left;
 use crate::runner::residents::kept::{self, Fate, Kept, Shelf};
 use crate::runner::residents::{self, Residents};
@@ -124,11 +123,6 @@ struct Shared {
     _lock: Lock,
 }
 
-/// There is no such run.
-#[derive(Debug, thiserror::Error)]
-#[error("there is no run `{0}`")]
-pub struct Unknown(pub String);
-
 impl Supervisor {
     /// Takes up what was left in the state directory. Must be called within a runtime.
     ///
@@ -169,24 +163,14 @@ impl Supervisor {
 
     /// Ends a run; it is over some moments later. One that has ended stays as it is, and one whose agent has ended brings
     /// its work to its branch first.
-    ///
-    /// # Errors
-    /// There is none, or the journal cannot be read.
-    pub async fn cancel(&self, run: &str) -> Result<Result<State, Unknown>, db::Error> {
+    pub fn cancel(&self, run: &str) {
         if let Some(live) = self.0.live().get(run) {
             live.cancel();
-            return Ok(Ok(State::Running));
         }
-        let row = self.0.journal.run(run).await?;
-        Ok(row.map(|row| row.state).ok_or_else(|| Unknown(run.to_owned())))
     }
 
     pub fn journal(&self) -> &Journal {
         &self.0.journal
-    }
-
-    pub fn books(&self) -> &Books {
-        &self.0.books
     }
 
     pub fn catalog(&self) -> Arc<Catalog> {
@@ -232,12 +216,7 @@ impl Supervisor {
 
     /// Does what has to be done from time to time, until `stop`.
     pub async fn keep(&self, stop: CancellationToken) {
-        let sweep = Sweep {
-            docker_socket: self.0.settings.host.docker_socket.clone(),
-            run_dir: self.0.settings.host.run_dir.clone(),
-            apply: true,
-            all: false,
-        };
+        let sweep = self.0.settings.sweep();
         let housekeeping = async {
             let mut thrown: Option<Instant> = None;
             while !stop.is_cancelled() {
@@ -327,6 +306,15 @@ fn log_fate((kept, fate): &(Kept, Fate)) {
 impl Settings {
     pub(crate) fn audit_log(&self, run: &str) -> PathBuf {
         self.state_dir.join("audit").join(format!("{run}.jsonl"))
+    }
+
+    fn sweep(&self) -> Sweep {
+        Sweep {
+            docker_socket: self.host.docker_socket.clone(),
+            run_dir: self.host.run_dir.clone(),
+            apply: true,
+            all: false,
+        }
     }
 }
 

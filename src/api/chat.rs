@@ -17,7 +17,6 @@ use super::error::Error;
 use super::extract::{Body, Caller};
 use super::refusal::NotBegun;
 use super::{Api, events, runs};
-use crate::base::drain::Drain;
 use crate::supervisor::{Started, Supervisor};
 
 /// A chat, in the words of those who have always asked so.
@@ -117,18 +116,14 @@ async fn begin(
     let Started { run, is_known } = runs::start(&api, &caller, &headers, chat.into()).await?;
     let is_ours_to_end = policy == OnDisconnect::Cancel && !is_known;
     let supervisor = api.supervisor.clone();
-    let leaving = is_ours_to_end.then(|| Leaving {
-        supervisor: supervisor.clone(),
-        tasks: api.tasks.clone(),
-        run: run.clone(),
-    });
+    let leaving =
+        is_ours_to_end.then(|| Leaving { supervisor: supervisor.clone(), run: run.clone() });
     Ok((supervisor, run, leaving))
 }
 
 /// Ends a run whose client has gone away before its end.
 struct Leaving {
     supervisor: Supervisor,
-    tasks: Drain,
     run: String,
 }
 
@@ -144,13 +139,8 @@ impl Drop for Leaving {
         if self.run.is_empty() {
             return;
         }
-        let (supervisor, run) = (self.supervisor.clone(), std::mem::take(&mut self.run));
-        self.tasks.spawn(async move {
-            tracing::info!(run, "the client of a chat has gone away");
-            if let Err(error) = supervisor.cancel(&run).await {
-                tracing::error!(run, %error, "a run without its client cannot be ended");
-            }
-        });
+        tracing::info!(run = self.run, "the client of a chat has gone away");
+        self.supervisor.cancel(&self.run);
     }
 }
 

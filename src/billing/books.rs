@@ -288,16 +288,6 @@ impl Books {
         Ok(self.database.read(read).await?)
     }
 
-    /// The runs with calls that have no receipt although their time is over.
-    ///
-    /// # Errors
-    /// As every call.
-    pub async fn overdue(&self, now: SystemTime) -> Result<Vec<RunBill>, Error> {
-        let mut flagged = self.flagged(now).await?;
-        flagged.retain(|bill| bill.state == State::Overdue);
-        Ok(flagged)
-    }
-
     /// Billable calls without a receipt whose turn it is to be asked for, of those that ended from `since` on: the oldest
     /// of them, in order.
     ///

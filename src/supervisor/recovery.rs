@@ -12,7 +12,6 @@ use super::bill::Bill;
 use super::{Supervisor, Wanted, ending};
 use crate::audit::seal::Seal;
 use crate::journal::{Feed, Kind, Row, State};
-use crate::runner::sweep::Sweep;
 
 impl Supervisor {
     /// Before anything new begins.
@@ -69,14 +68,7 @@ impl Supervisor {
     }
 
     async fn sweep(&self) {
-        let host = &self.0.settings.host;
-        let sweep = Sweep {
-            docker_socket: host.docker_socket.clone(),
-            run_dir: host.run_dir.clone(),
-            apply: true,
-            all: false,
-        };
-        match sweep.sweep_within(PATIENCE).await {
+        match self.0.settings.sweep().sweep_within(PATIENCE).await {
             Ok(swept) => swept.log(),
             Err(error) => tracing::warn!("cannot sweep: {error:#}"),
         }

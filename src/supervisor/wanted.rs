@@ -163,7 +163,7 @@ impl Wanted {
         }
         let config = self.config(run, settings, config);
         let mut order = request.order(config, settings.host.clone(), catalog)?;
-        let longest = catalog.find(&self.agent)?.limits.limits().max_runtime;
+        let longest = entry.limits.limits().max_runtime;
         let max_runtime = &mut order.spec.limits.max_runtime;
         *max_runtime = longest.min(*max_runtime);
         Ok(order)

@@ -269,7 +269,7 @@ async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     let state = async |now| {
         let bill = books.summary_at("run-1", now).await.unwrap();
         let totals = books.totals(now).await.unwrap();
-        let runs = books.overdue(now).await.unwrap().len();
+        let runs = books.flagged(now).await.unwrap().len();
         assert_eq!(totals.unreceipted_calls, bill.overdue);
         assert_eq!(totals.unreceipted_runs, runs as u64);
         assert_eq!(totals.pending_calls, bill.missing - bill.overdue);
