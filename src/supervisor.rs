@@ -117,7 +117,7 @@ struct Shared {
     live: Mutex<HashMap<String, CancellationToken>>,
     /// Nothing new begins.
     draining: CancellationToken,
-    /// Deliveries are not waited for any longer.
+    /// Deliveries are not waited for any longer, and every run is cancelled.
     leave: CancellationToken,
     tasks: Drain,
     _lock: Lock,
@@ -237,8 +237,8 @@ impl Supervisor {
     }
 
     /// Accepts nothing more and begins nothing more, lets runs end until `deadline` or `hurry`, then cancels them, and
-    /// waits for their ends. What is on its way to a branch by then is left to the outbox, and what has not begun to the
-    /// next process.
+    /// waits for their ends. What is on its way to a branch by then is left to the outbox, and what has not begun, or has
+    /// an end that cannot be written, to the next process.
     pub async fn drain(&self, deadline: Instant, hurry: &CancellationToken) {
         self.0.draining.cancel();
         let mut finish = std::pin::pin!(self.0.tasks.finish(NEVER));
@@ -249,9 +249,6 @@ impl Supervisor {
         }
         tracing::warn!(runs = self.live(), "runs have not ended in time, and are cancelled");
         self.0.leave.cancel();
-        for live in self.0.live().values() {
-            live.cancel();
-        }
         finish.await;
     }
 

@@ -129,7 +129,8 @@ impl Supervisor {
 
     /// Takes a run that is in the journal to its end, in the background; without a place, when there is one.
     pub(super) fn conduct(&self, wanted: Wanted, feed: Feed, place: Option<Place>) {
-        let (shared, cancel) = (Arc::clone(&self.0), CancellationToken::new());
+        // Where runs are not waited for any more by now, this one is not, either.
+        let (shared, cancel) = (Arc::clone(&self.0), self.0.leave.child_token());
         shared.live().insert(feed.run().to_owned(), cancel.clone());
         self.0.tasks.spawn(async move {
             let turn = match place {
@@ -164,6 +165,8 @@ impl Shared {
         let places = Arc::clone(&self.places);
         tokio::select! {
             biased;
+            // It cancels every run, but those that have not begun are the next one's.
+            () = self.leave.cancelled() => Turn::Left,
             () = cancel.cancelled() => Turn::Cancelled,
             () = self.draining.cancelled() => Turn::Left,
             place = places.acquire_owned() => place.map_or(Turn::Left, Turn::Begins),
