@@ -137,15 +137,25 @@ impl Journal {
         self.live().remove(feed.run());
     }
 
-    /// Writes a run's events as they come, until it is over. What cannot be written is tried again.
+    /// Writes a run's events as they come, until it is over. What cannot be written is tried again, less and less often.
     pub async fn keep(&self, feed: &Feed) {
+        let mut pause = feed::GATHER;
         while feed.has_unsaved().await {
-            tokio::time::sleep(feed::GATHER).await;
+            tokio::select! {
+                () = feed.over() => return,
+                () = tokio::time::sleep(pause) => (),
+            }
             let (run, unsaved) = (feed.run().to_owned(), feed.unsaved());
             let last = unsaved.last().map(|event| event.seq);
             match self.database.write(move |change| save(change, &run, &unsaved)).await {
-                Ok(()) => feed.saved(last),
-                Err(error) => tracing::error!(run = feed.run(), %error, "cannot write events"),
+                Ok(()) => {
+                    feed.saved(last);
+                    pause = feed::GATHER;
+                }
+                Err(error) => {
+                    tracing::error!(run = feed.run(), %error, "cannot write events");
+                    pause = (pause * 2).min(feed::LONGEST);
+                }
             }
         }
     }

@@ -114,6 +114,12 @@ impl Feed {
         changed.wait_for(has_news).await.is_ok_and(|news| !news.1)
     }
 
+    /// Returns when nothing more is told.
+    pub(super) async fn over(&self) {
+        let mut changed = self.0.changed.subscribe();
+        let _ = changed.wait_for(|(_, is_over)| *is_over).await;
+    }
+
     pub(super) fn unsaved(&self) -> Vec<Event> {
         let told = self.told();
         told.events[told.saved..].to_vec()
@@ -156,3 +162,6 @@ pub(super) const PAGE: u32 = 256;
 
 /// Events are gathered for so long before they are written together.
 pub(super) const GATHER: Duration = Duration::from_millis(50);
+
+/// How long they are gathered at most, where they cannot be written.
+pub(super) const LONGEST: Duration = Duration::from_secs(30);

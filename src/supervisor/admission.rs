@@ -143,7 +143,7 @@ impl Supervisor {
                 }
                 Turn::Cancelled => {
                     let done = Err(Failed::Cancelled);
-                    shared.end(&feed, ending::of(done, &feed)).await;
+                    shared.end(&mut shared.bill(&feed), ending::of(done, &feed)).await;
                 }
                 Turn::Left => shared.journal.part(&feed),
             }

@@ -3,30 +3,37 @@
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::future::pending;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
 
-use crate::billing::{Books, Fact, facts};
+use crate::billing::{Books, Error, Fact, facts};
 use crate::budget::{Ledger, Usage};
 use crate::journal::{Event, Feed, Kind};
 
 /// The calls of one run, read from its audit log: what is not in there is not billed.
-pub(super) struct Bill<'a> {
-    books: &'a Books,
-    feed: &'a Feed,
+pub(super) struct Bill {
+    books: Books,
+    feed: Feed,
     log: PathBuf,
+    /// How far it has come. Whoever waits for it to read may be gone before; then it begins anew.
     reader: Option<facts::Reader>,
-    /// Read, and not booked yet: whoever waits for that may be gone before.
+    /// Read, and not booked yet: whoever waits for that may be gone before, too.
     read: Vec<Fact>,
-    /// The calls of which watchers have been told by an earlier process.
+    /// The calls of which watchers have been told, by this process or an earlier one.
     told: HashSet<String>,
 }
 
-impl<'a> Bill<'a> {
-    pub(super) fn new(books: &'a Books, feed: &'a Feed, log: &Path) -> Self {
-        Self { books, feed, log: log.to_owned(), reader: None, read: vec![], told: HashSet::new() }
+impl Bill {
+    pub(super) fn new(books: Books, feed: Feed, log: PathBuf) -> Self {
+        Self { books, feed, log, reader: None, read: vec![], told: HashSet::new() }
+    }
+
+    /// Those who are told.
+    pub(super) fn feed(&self) -> &Feed {
+        &self.feed
     }
 
     /// Where an earlier process has begun to tell, to those who count on being told once.
@@ -64,26 +71,42 @@ impl<'a> Bill<'a> {
         self.take().await;
     }
 
-    /// Books what is new. What cannot be booked now is when the run has ended, or when it is recovered.
+    /// Books what is new. What cannot be booked now is before the run ends.
     pub(super) async fn take(&mut self) {
         if let Err(error) = self.try_take().await {
+            let error = anyhow::Error::from(error);
             tracing::error!(run = self.feed.run(), "cannot book the run's calls: {error:#}");
         }
     }
 
-    async fn try_take(&mut self) -> anyhow::Result<()> {
-        if self.reader.is_none() {
-            self.reader = Some(facts::Reader::open(&self.log));
-        }
-        let Some(reader) = &mut self.reader else { return Ok(()) };
-        self.read.extend(reader.read_new()?);
-        if self.read.is_empty() {
-            return Ok(());
+    /// The same, for whoever tries again. Of a log that cannot be read there is nothing to wait for: what stands in it
+    /// before is booked.
+    ///
+    /// # Errors
+    /// The books cannot be written.
+    pub(super) async fn try_take(&mut self) -> Result<(), Error> {
+        if let Err(error) = self.read_new().await {
+            tracing::error!(run = self.feed.run(), "cannot read the run's calls: {error:#}");
         }
         self.books.record(&self.read).await?;
-        for fact in self.read.drain(..).filter(|fact| !self.told.contains(&fact.call_id)) {
-            self.feed.tell(Kind::UsageReport, &report(&fact));
+        for fact in self.read.drain(..) {
+            if self.told.insert(fact.call_id.clone()) {
+                self.feed.tell(Kind::UsageReport, &report(&fact));
+            }
         }
+        Ok(())
+    }
+
+    async fn read_new(&mut self) -> anyhow::Result<()> {
+        let reader = self.reader.take();
+        let mut reader = reader.unwrap_or_else(|| facts::Reader::open(&self.log));
+        let read = move || {
+            let read = reader.read_new();
+            (reader, read)
+        };
+        let (reader, read) = spawn_blocking(read).await?;
+        self.reader = Some(reader);
+        self.read.extend(read?);
         Ok(())
     }
 }

@@ -59,11 +59,13 @@ impl Shared {
         feed: &Feed,
         cancel: CancellationToken,
     ) {
+        let mut bill = self.bill(feed);
         let run = async {
             let (metrics, begun) = (self.seats.metrics(), Instant::now());
             let live = metrics.sandbox_started(&wanted.agent);
-            let run = AssertUnwindSafe(Box::pin(self.try_run(wanted, feed, cancel)));
+            let run = AssertUnwindSafe(Box::pin(self.try_run(wanted, &mut bill, cancel)));
             let mut done = run.catch_unwind().await.unwrap_or(Err(Failed::Panicked));
+            self.close_left(feed.run()).await;
             self.own_up(&mut done);
             drop(live);
             metrics.sandbox_ended(&wanted.agent, outcome(&done), begun.elapsed());
@@ -76,9 +78,23 @@ impl Shared {
                 Err(error) => tracing::info!(run = feed.run(), "the run has not begun: {error:#}"),
                 Ok(_) => (),
             }
-            self.end(feed, ending::of(done, feed)).await;
+            self.end(&mut bill, ending::of(done, feed)).await;
         };
         tokio::join!(run, self.journal.keep(feed));
+    }
+
+    pub(super) fn bill(&self, feed: &Feed) -> Bill {
+        Bill::new(self.books.clone(), feed.clone(), self.settings.audit_log(feed.run()))
+    }
+
+    /// After a fault of ours: the calls that are under way are settled, and the log is closed, as at any other end.
+    async fn close_left(&self, run: &str) {
+        let runs = self.seats.runs();
+        if runs.control(run).is_some()
+            && let Err(error) = runs.close(run).await
+        {
+            tracing::error!(run, "what is left open of the run cannot be closed: {error:#}");
+        }
     }
 
     /// Nobody is to look for who has cancelled a run that the service has not waited for.
@@ -94,9 +110,10 @@ impl Shared {
     async fn try_run(
         &self,
         wanted: &Wanted,
-        feed: &Feed,
+        bill: &mut Bill,
         cancel: CancellationToken,
     ) -> Result<RunResult, Failed> {
+        let feed = bill.feed().clone();
         let run = feed.run();
         let (config, catalog) = (self.config.load_full(), self.catalog.load_full());
         let entry = Arc::clone(catalog.find(&wanted.agent).context("it is gone")?);
@@ -120,7 +137,7 @@ impl Shared {
             return Err(Failed::Cancelled);
         }
         let prepared = Box::pin(self.prepare(order, wanted, (&entry, &cancel))).await?;
-        let mut result = self.follow(prepared, &entry, feed, cancel).await;
+        let mut result = self.follow(prepared, &entry, bill, cancel).await;
         result.relay = result.relay.or_else(|| wanted.skipped(line.as_ref()));
         self.count(driver, &result);
         Ok(result)
@@ -166,12 +183,12 @@ impl Shared {
         &self,
         prepared: Prepared,
         entry: &Entry,
-        feed: &Feed,
+        bill: &mut Bill,
         cancel: CancellationToken,
     ) -> RunResult {
+        let feed = bill.feed().clone();
         let script = Script::new(feed.clone(), entry.stream);
         let output = Output::of(Stream::Stderr, prepared.max_output_bytes(), script);
-        let mut bill = Bill::new(&self.books, feed, &self.settings.audit_log(feed.run()));
         let ledger = prepared.ledger();
         let ledger = ledger.as_deref();
         let (answered, answer) = oneshot::channel();
@@ -190,12 +207,10 @@ impl Shared {
             }
             bill.follow(ledger).await
         };
-        let result = tokio::select! {
+        tokio::select! {
             result = run => result,
             never = told => match never {},
-        };
-        bill.take().await;
-        result
+        }
     }
 
     fn count(&self, driver: &'static str, result: &RunResult) {
@@ -208,15 +223,26 @@ impl Shared {
         }
     }
 
-    /// What cannot be written is tried again: nobody else will end it.
-    pub(super) async fn end(&self, feed: &Feed, ended: Ended) {
-        let ended = Ended { log: self.seal(feed.run()).await, ..ended };
+    /// What cannot be written is tried again: nobody else will end it, but the next process when this one is not to wait
+    /// any longer.
+    pub(super) async fn end(&self, bill: &mut Bill, ended: Ended) {
+        let run = bill.feed().run().to_owned();
+        let ended = Ended { log: self.seal(&run).await, ..ended };
         let mut pause = FIRST_PAUSE;
-        while let Err(error) = self.journal.end(feed, ended.clone()).await {
-            tracing::error!(run = feed.run(), %error, "cannot write down how a run has ended");
-            tokio::time::sleep(pause).await;
+        while let Err(error) = self.try_end(bill, &ended).await {
+            tracing::error!(run, "cannot write down how a run has ended: {error:#}");
+            if self.leave.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                tracing::warn!(run, "its end is left to the next process");
+                return self.journal.part(bill.feed());
+            }
             pause = (pause * 2).min(LAST_PAUSE);
         }
+    }
+
+    /// Its calls are booked before: of a run that has ended, nobody looks for any.
+    pub(super) async fn try_end(&self, bill: &mut Bill, ended: &Ended) -> anyhow::Result<()> {
+        bill.try_take().await?;
+        Ok(self.journal.end(bill.feed(), ended.clone()).await?)
     }
 }
 

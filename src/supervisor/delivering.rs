@@ -11,22 +11,22 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::bill::Bill;
 use super::{Shared, Supervisor, ending};
 use crate::delivery::outbox::{Desk, Job};
 use crate::delivery::{self, Delivered, Relay};
-use crate::journal::Feed;
 use crate::runner::delivery::of_run;
 
 impl Supervisor {
     /// Brings each to its end, in the background.
-    pub(super) fn see_through(&self, left: Vec<Feed>) {
+    pub(super) fn see_through(&self, left: Vec<Bill>) {
         let shared = Arc::clone(&self.0);
-        for feed in &left {
-            shared.live().insert(feed.run().to_owned(), CancellationToken::new());
+        for bill in &left {
+            shared.live().insert(bill.feed().run().to_owned(), CancellationToken::new());
         }
         self.0.tasks.spawn(async move {
             let shared = &shared;
-            let ends = stream::iter(left).map(|feed| Box::pin(shared.end_delivered(feed)));
+            let ends = stream::iter(left).map(|bill| Box::pin(shared.end_delivered(bill)));
             ends.buffer_unordered(AT_ONCE).for_each(std::future::ready).await;
         });
     }
@@ -56,7 +56,8 @@ impl Shared {
         Ok(jobs.into_iter().next_back())
     }
 
-    async fn end_delivered(&self, feed: Feed) {
+    async fn end_delivered(&self, mut bill: Bill) {
+        let feed = bill.feed().clone();
         let delivered = match self.relay.load_full() {
             Some(relay) => self.delivered(&relay, feed.run()).await,
             None => None,
@@ -64,7 +65,7 @@ impl Shared {
         if let Some(Delivered { id, step, .. }) = &delivered {
             tracing::info!(run = feed.run(), relay = id, step, "delivered");
         }
-        self.end(&feed, ending::interrupted(delivered.as_ref(), &feed)).await;
+        self.end(&mut bill, ending::interrupted(delivered.as_ref(), &feed)).await;
         self.live().remove(feed.run());
     }
 

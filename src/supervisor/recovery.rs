@@ -11,7 +11,7 @@ use anyhow::Context;
 use super::bill::Bill;
 use super::{Supervisor, Wanted, ending};
 use crate::audit::seal::Seal;
-use crate::journal::{Feed, Kind, Row, State};
+use crate::journal::{Ended, Kind, Row, State};
 
 impl Supervisor {
     /// Before anything new begins.
@@ -32,8 +32,9 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Returns what has to be delivered before it can end.
-    async fn recover_one(&self, row: Row) -> anyhow::Result<Option<Feed>> {
+    /// Returns what has to be delivered before it can end. Whoever starts the service is told what cannot be written, and
+    /// does not wait for it.
+    async fn recover_one(&self, row: Row) -> anyhow::Result<Option<Bill>> {
         let feed = self.0.journal.resume(&row).await?;
         let wanted = self.0.journal.wanted(&row.id).await?;
         let wanted: Wanted = serde_json::from_str(&wanted)?;
@@ -46,11 +47,14 @@ impl Supervisor {
             tracing::error!(run = row.id, "the audit log cannot be closed: {error:#}");
         }
         let told = self.0.journal.saved(&row.id, Kind::UsageReport).await?;
-        Bill::new(&self.0.books, &feed, &self.audit_log(&row.id)).after(&told).take().await;
+        let mut bill = self.0.bill(&feed).after(&told);
+        bill.try_take().await?;
         if self.0.has_work(&row.id).await? {
-            return Ok(Some(feed));
+            return Ok(Some(bill));
         }
-        self.0.end(&feed, ending::interrupted(None, &feed)).await;
+        let ended = ending::interrupted(None, &feed);
+        let ended = Ended { log: self.0.seal(&row.id).await, ..ended };
+        self.0.try_end(&mut bill, &ended).await?;
         Ok(None)
     }
 

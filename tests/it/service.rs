@@ -8,6 +8,7 @@ mod killed;
 mod many;
 mod rules;
 mod told;
+mod unwritten;
 mod upgrade;
 
 use crate::support::service::{Place, ask};
