@@ -101,30 +101,38 @@ impl Outbox {
     /// # Errors
     /// As every call.
     pub fn add(&self, order: &Order) -> Result<Job, Error> {
-        let now = millis(SystemTime::now());
         let artifacts = order.artifacts.display().to_string();
         let mut connection = self.connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let cleared = "DELETE FROM desk WHERE artifacts = ?1 RETURNING id";
         let desk = change.query_row(cleared, [&artifacts], |row| row.get::<_, String>(0));
-        let id = desk.optional()?.unwrap_or_else(|| Uuid::now_v7().simple().to_string());
-        change.execute(
-            "INSERT INTO job (id, repository, branch_key, run, \"order\", artifacts, step, due, created, updated)
-             SELECT :id, :repository, :key, :run, :order, :artifacts, 'extracted', :now, :now, :now
-             WHERE NOT EXISTS (SELECT 1 FROM job WHERE artifacts = :artifacts)",
-            named_params! {
-                ":id": id,
-                ":repository": order.repository.key(),
-                ":key": order.branch().key().as_str(),
-                ":run": order.facts.run,
-                ":order": serde_json::to_string(order).expect("an order has string keys"),
-                ":artifacts": artifacts,
-                ":now": now,
-            },
-        )?;
-        let job = change.query_row(&select("artifacts = ?1"), [&artifacts], read)?;
+        let id = desk.optional()?.unwrap_or_else(fresh_id);
+        let job = insert(&change, &id, order)?;
         change.commit()?;
         Ok(job)
+    }
+
+    /// The same, where something stays in the workspace: the work takes the desk's name, and the desk another.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] where there is no such desk any more; as every call.
+    pub fn add_beside(&self, order: &Order, desk: &Desk, why: &str) -> Result<(Job, Desk), Error> {
+        let left = fresh_id();
+        let job = {
+            let mut connection = self.connection();
+            let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let renamed = change.execute(
+                "UPDATE desk SET id = ?2, remains = ?3 WHERE id = ?1",
+                params![desk.id, left, short(why)],
+            )?;
+            if renamed == 0 {
+                return Err(Error::Unknown(desk.id.clone()));
+            }
+            let job = insert(&change, &desk.id, order)?;
+            change.commit()?;
+            job
+        };
+        Ok((job, self.desk(&left)?))
     }
 
     /// # Errors
@@ -348,6 +356,30 @@ impl Outbox {
     fn connection(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What lies in the same directory is the same work.
+fn insert(change: &Connection, id: &str, order: &Order) -> Result<Job, Error> {
+    let artifacts = order.artifacts.display().to_string();
+    change.execute(
+        "INSERT INTO job (id, repository, branch_key, run, \"order\", artifacts, step, due, created, updated)
+         SELECT :id, :repository, :key, :run, :order, :artifacts, 'extracted', :now, :now, :now
+         WHERE NOT EXISTS (SELECT 1 FROM job WHERE artifacts = :artifacts)",
+        named_params! {
+            ":id": id,
+            ":repository": order.repository.key(),
+            ":key": order.branch().key().as_str(),
+            ":run": order.facts.run,
+            ":order": serde_json::to_string(order).expect("an order has string keys"),
+            ":artifacts": artifacts,
+            ":now": millis(SystemTime::now()),
+        },
+    )?;
+    Ok(change.query_row(&select("artifacts = ?1"), [&artifacts], read)?)
+}
+
+fn fresh_id() -> String {
+    Uuid::now_v7().simple().to_string()
 }
 
 fn select(what: &str) -> String {

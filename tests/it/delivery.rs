@@ -11,4 +11,4 @@ mod rules;
 mod statement;
 mod sweep;
 mod vouched;
-mod way;
+pub(crate) mod way;

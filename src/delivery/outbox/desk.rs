@@ -8,7 +8,6 @@ use std::time::SystemTime;
 
 use rusqlite::{OptionalExtension, Row, named_params, params};
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use super::job::{Host, instant, millis};
 use super::{Error, Outbox};
@@ -51,6 +50,11 @@ impl Desk {
     pub fn is_own(&self) -> bool {
         self.workspace.starts_with(&self.plan.artifacts)
     }
+
+    /// Whether somebody has yet to look what is in the workspace, or to put it away before the next run comes into it.
+    pub fn is_open(&self) -> bool {
+        self.left.is_none() || !self.is_own()
+    }
 }
 
 impl Outbox {
@@ -59,7 +63,7 @@ impl Outbox {
     /// # Errors
     /// As every call.
     pub fn begin(&self, plan: &Plan, workspace: &Path) -> Result<Desk, Error> {
-        let id = Uuid::now_v7().simple().to_string();
+        let id = super::fresh_id();
         self.connection().execute(
             "INSERT INTO desk (id, repository, branch_key, run, plan, artifacts, workspace, created)
              VALUES (:id, :repository, :key, :run, :plan, :artifacts, :workspace, :now)",
@@ -96,22 +100,22 @@ impl Outbox {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Those at a branch that nobody has looked at. Whoever holds the branch knows that no run goes on there.
+    /// Those at a branch that are [open](Desk::is_open). Whoever holds the branch knows that no run goes on there.
     ///
     /// # Errors
     /// As every call.
     pub fn desks_at(&self, repository: &Repository, key: &BranchKey) -> Result<Vec<Desk>, Error> {
         let connection = self.connection();
-        let at = "repository = ?1 AND branch_key = ?2 AND remains IS NULL";
-        let mut statement = connection.prepare(&select(at))?;
+        let mut statement = connection.prepare(&select("repository = ?1 AND branch_key = ?2"))?;
         let rows = statement.query_map(params![repository.key(), key.as_str()], read)?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        let open = |desk: &Result<Desk, _>| desk.as_ref().map_or(true, Desk::is_open);
+        Ok(rows.filter(open).collect::<Result<_, _>>()?)
     }
 
     /// Writes down what stays in a workspace, and where that is now.
     ///
     /// # Errors
-    /// As every call.
+    /// [`Error::Unknown`] where somebody has thrown it away; as every call.
     pub fn leave(&self, desk: &Desk, workspace: &Path, why: &str) -> Result<Desk, Error> {
         self.connection().execute(
             "UPDATE desk SET remains = ?2, workspace = ?3 WHERE id = ?1",

@@ -44,7 +44,7 @@ pub(super) async fn take_out_at(
 pub async fn take_out_left(relay: &Arc<Relay>) -> anyhow::Result<()> {
     let owner = relay.clone();
     let desks = spawn_blocking(move || owner.outbox().desks()).await??;
-    for desk in desks.into_iter().filter(|desk| desk.left.is_none()) {
+    for desk in desks.into_iter().filter(Desk::is_open) {
         if let Err(error) = Box::pin(take_out_free(relay, &desk.id)).await {
             tracing::warn!(relay = desk.id, "what a run has left is not taken out: {error:#}");
         }
@@ -59,7 +59,7 @@ pub async fn take_out_left(relay: &Arc<Relay>) -> anyhow::Result<()> {
 pub async fn of_run(relay: &Arc<Relay>, run: &str) -> anyhow::Result<()> {
     let owner = relay.clone();
     let desks = spawn_blocking(move || owner.outbox().desks()).await??;
-    let is_its = |desk: &Desk| desk.plan.facts.run == run && desk.left.is_none();
+    let is_its = |desk: &Desk| desk.plan.facts.run == run && desk.is_open();
     for desk in desks.into_iter().filter(is_its) {
         Box::pin(take_out_free(relay, &desk.id)).await?;
     }

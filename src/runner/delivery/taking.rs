@@ -1,14 +1,14 @@
 //! From a workspace whose agent is gone to the outbox: the work, or that there is none, or what stays where it is.
+//!
+//! One statement to the outbox says all that has come of it. Whoever is cut off before has done nothing, and it is begun
+//! again; whoever is cut off after has only to put away what the next run would replace, which the next one at the branch
+//! does then.
 
-use std::fs;
-use std::path::Path;
+mod away;
+
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context, bail};
-use tokio::process::Command;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 
 use super::extractor::Extractor;
 use crate::base::tree;
@@ -29,10 +29,19 @@ pub(super) enum Taken {
 
 /// What is in a workspace.
 enum Found {
-    Work(Announced),
+    Work(Work),
     Nothing,
     /// Files, or commits on other branches.
     Other(&'static str),
+}
+
+/// What is on the branch.
+struct Work {
+    announced: Announced,
+    /// Where it lies now.
+    place: Artifacts,
+    /// Why the workspace is kept beside it.
+    rest: Option<String>,
 }
 
 /// Takes out what is on the branch. What is not there, or does not come out, is kept with the workspace.
@@ -45,51 +54,35 @@ pub(super) async fn take_out(
     desk: &Desk,
     words: Option<Words>,
 ) -> anyhow::Result<Taken> {
-    let Plan { repository, state, facts, rules, host, artifacts, .. } = desk.plan.clone();
-    let place = Artifacts::create(&artifacts)?;
-    let commands = Commands::new(&state, WORKSPACE, relay.limits());
-    let announced = match look(extractor, &place, &commands).await {
-        Ok(Found::Work(announced)) => announced,
+    if desk.left.is_some() && desk.is_open() {
+        return Ok(Taken::Left(put_away(relay, desk.clone()).await?));
+    }
+    let place = Artifacts::create(&desk.plan.artifacts)?;
+    let why = match look(relay, extractor, desk, &place).await {
+        Ok(Found::Work(work)) => {
+            let added = Box::pin(add(relay, desk, work, words));
+            return Ok(Taken::Work(added.await?));
+        }
         Ok(Found::Nothing) => {
             clear(relay, desk, place).await?;
             return Ok(Taken::Nothing);
         }
-        Ok(Found::Other(what)) => return Ok(Taken::Left(keep(relay, desk, what).await?)),
+        Ok(Found::Other(what)) => what.to_owned(),
         Err(error) => {
-            tracing::error!(run = facts.run, "cannot take the work out: {error:#}");
-            let why = format!("{error:#}");
-            return Ok(Taken::Left(keep(relay, desk, &why).await?));
+            tracing::error!(run = desk.plan.facts.run, "cannot take the work out: {error:#}");
+            format!("{error:#}")
         }
     };
-    if has_more(extractor, &place, &commands).await {
-        keep_aside(relay, desk).await?;
-    }
-    let order = Order {
-        repository,
-        state,
-        announced,
-        facts,
-        rules: Some(rules),
-        host: Some(host),
-        artifacts,
-        pull_request: words,
-    };
-    let (relay, desk) = (relay.clone(), desk.clone());
-    let add = move || {
-        let job = relay.add(order)?;
-        if desk.is_own() {
-            tree::remove(&desk.workspace)?;
-        }
-        Ok(Taken::Work(Box::new(job)))
-    };
-    spawn_blocking(add).await?
+    Ok(Taken::Left(keep(relay, desk, why).await?))
 }
 
 async fn look(
+    relay: &Arc<Relay>,
     extractor: &Extractor,
+    desk: &Desk,
     place: &Artifacts,
-    commands: &Commands,
 ) -> anyhow::Result<Found> {
+    let commands = Commands::new(&desk.plan.state, WORKSPACE, relay.limits());
     let facts = extractor.answer(place, &commands.facts).await?;
     let Some(announced) = Announced::parse(&facts, 0)? else {
         if !extractor.answer(place, &commands.elsewhere).await?.is_empty() {
@@ -100,19 +93,81 @@ async fn look(
     };
     // A `HEAD` that names nothing is no failure.
     let head = extractor.answer(place, &commands.head).await.unwrap_or_default();
+    let announced = announced.with_head(&head);
+    let rest = rest(extractor, place, &commands).await;
+    if rest.is_none() {
+        fill(extractor, place, &commands).await?;
+        return Ok(Found::Work(Work { announced, place: place.clone(), rest }));
+    }
+    // The workspace stays where it is, and what is delivered goes from beside it.
+    let own = relay.artifacts()?;
+    if let Err(error) = fill(extractor, &own, &commands).await {
+        own.discard()?;
+        return Err(error);
+    }
+    Ok(Found::Work(Work { announced, place: own, rest }))
+}
+
+/// Puts the commits into their files.
+async fn fill(extractor: &Extractor, place: &Artifacts, commands: &Commands) -> anyhow::Result<()> {
     // They are for people, and to be compared: without them the commits go as they are.
     let patches = extractor.fill(place, &place.patches(), &commands.patches).await;
     if let Err(error) = patches {
         tracing::warn!("the patches are not whole: {error:#}");
     }
-    extractor.fill(place, &place.bundle(), &commands.bundle).await?;
-    Ok(Found::Work(announced.with_head(&head)))
+    extractor.fill(place, &place.bundle(), &commands.bundle).await
 }
 
-/// Whether there are commits beside those of the branch. Files that are committed nowhere are what every build leaves.
-async fn has_more(extractor: &Extractor, place: &Artifacts, commands: &Commands) -> bool {
-    let answer = extractor.answer(place, &commands.elsewhere).await;
-    answer.is_ok_and(|commit| !commit.is_empty())
+/// What there may be beside the branch: commits on others, unless git can say that there are none. Files that are committed
+/// nowhere are what every build leaves.
+async fn rest(extractor: &Extractor, place: &Artifacts, commands: &Commands) -> Option<String> {
+    match extractor.answer(place, &commands.elsewhere).await {
+        Ok(commit) => (!commit.is_empty()).then(|| ELSEWHERE.to_owned()),
+        Err(error) => Some(format!("{UNCLEAR}: {error:#}")),
+    }
+}
+
+/// Writes down what is to be delivered, and in the same statement what stays.
+async fn add(
+    relay: &Arc<Relay>,
+    desk: &Desk,
+    work: Work,
+    words: Option<Words>,
+) -> anyhow::Result<Box<Job>> {
+    let Plan { repository, state, facts, rules, host, .. } = desk.plan.clone();
+    let Work { announced, place, rest } = work;
+    let order = Order {
+        repository,
+        state,
+        announced,
+        facts,
+        rules: Some(rules),
+        host: Some(host),
+        artifacts: place.directory().to_owned(),
+        pull_request: words,
+    };
+    let (outbox, desk) = (relay.clone(), desk.clone());
+    let add = move || {
+        if let Some(why) = rest {
+            let (job, left) = outbox.outbox().add_beside(&order, &desk, &why)?;
+            return anyhow::Ok((job, Some(left)));
+        }
+        let job = outbox.add(order)?;
+        let is_gone = if desk.is_own() { tree::remove(&desk.workspace) } else { Ok(()) };
+        if let Err(error) = is_gone {
+            // It goes with what came out of it.
+            tracing::warn!(%error, relay = job.id, "a workspace that nobody needs is still there");
+        }
+        Ok((job, None))
+    };
+    let (job, left) = spawn_blocking(add).await??;
+    if let Some(left) = left.filter(Desk::is_open)
+        && let Err(error) = put_away(relay, left).await
+    {
+        // Whoever is next at the branch does it; and this is to be delivered.
+        tracing::error!(relay = job.id, "what is beside the work is not put away: {error:#}");
+    }
+    Ok(Box::new(job))
 }
 
 async fn clear(relay: &Arc<Relay>, desk: &Desk, place: Artifacts) -> anyhow::Result<()> {
@@ -124,45 +179,25 @@ async fn clear(relay: &Arc<Relay>, desk: &Desk, place: Artifacts) -> anyhow::Res
     spawn_blocking(clear).await?
 }
 
-/// Keeps a workspace, and says why. One that other runs come into is copied.
-async fn keep(relay: &Arc<Relay>, desk: &Desk, why: &str) -> anyhow::Result<Box<Desk>> {
-    let kept = if desk.is_own() {
-        desk.workspace.clone()
-    } else {
-        let kept = Artifacts::create(&desk.plan.artifacts)?.workspace();
-        copy(&desk.workspace, &kept).await?;
-        kept
-    };
-    let (relay, desk, why) = (relay.clone(), desk.clone(), why.to_owned());
+/// Keeps a workspace, and says why.
+async fn keep(relay: &Arc<Relay>, desk: &Desk, why: String) -> anyhow::Result<Box<Desk>> {
+    let (outbox, desk) = (relay.clone(), desk.clone());
+    let leave = move || outbox.outbox().leave(&desk, &desk.workspace, &why);
+    let left = spawn_blocking(leave).await??;
+    if left.is_open() { put_away(relay, left).await } else { Ok(Box::new(left)) }
+}
+
+/// Puts away what is left in a workspace that other runs come into. Nobody is locked out of it where that cannot be done.
+async fn put_away(relay: &Arc<Relay>, desk: Desk) -> anyhow::Result<Box<Desk>> {
+    let place = Artifacts::create(&desk.plan.artifacts)?;
+    let put = away::put(&desk.workspace, &place).await;
+    let mut why = desk.left.clone().unwrap_or_default();
+    if let Err(error) = put {
+        tracing::error!(relay = desk.id, "a workspace cannot be kept: {error:#}");
+        why = format!("not all of it can be kept: {error:#}; {why}");
+    }
+    let (relay, kept) = (relay.clone(), place.workspace());
     Ok(Box::new(spawn_blocking(move || relay.outbox().leave(&desk, &kept, &why)).await??))
-}
-
-/// Keeps a workspace whose branch is delivered, in a row of its own.
-async fn keep_aside(relay: &Arc<Relay>, desk: &Desk) -> anyhow::Result<()> {
-    let place = relay.artifacts()?;
-    let (owner, plan, kept) = (relay.clone(), desk.plan.clone(), place.workspace());
-    let plan = Plan { artifacts: place.directory().to_owned(), ..plan };
-    let aside = spawn_blocking(move || {
-        let aside = owner.outbox().begin(&plan, &kept)?;
-        owner.outbox().leave(&aside, &kept, ELSEWHERE)
-    });
-    let aside = aside.await??;
-    if desk.is_own() {
-        return Ok(fs::rename(&desk.workspace, &aside.workspace)?);
-    }
-    copy(&desk.workspace, &aside.workspace).await
-}
-
-/// As it is: it follows no link, and runs nothing of what it copies. How much that may be is the workspace's own limit.
-async fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let mut command = Command::new("cp");
-    command.args(["-a", "--"]).arg(from).arg(to).kill_on_drop(true);
-    let copied = timeout(COPY, command.output()).await;
-    let copied = copied.context("the workspace is too large to be kept")??;
-    if !copied.status.success() {
-        bail!("the workspace is not kept: {}", String::from_utf8_lossy(&copied.stderr).trim());
-    }
-    Ok(())
 }
 
 /// What is said where there is nothing.
@@ -170,7 +205,6 @@ pub(super) const NOTHING: &str = "nothing was committed";
 
 const ELSEWHERE: &str = "there are commits that are on other branches than the run's";
 
-const UNCOMMITTED: &str = "nothing was committed, and files are left";
+const UNCLEAR: &str = "nobody can tell whether there are commits on other branches than the run's";
 
-/// A workspace has some gigabytes at most.
-const COPY: Duration = Duration::from_mins(10);
+const UNCOMMITTED: &str = "nothing was committed, and files are left";

@@ -197,7 +197,7 @@ pub fn is_under_way(outbox: &Outbox, line: &Line) -> bool {
     let is_way =
         |jobs: Vec<Job>| jobs.iter().any(|job| is_of(&job.order.repository, job.order.branch()));
     let is_in = |desks: Vec<Desk>| {
-        let open = desks.iter().filter(|desk| desk.left.is_none()).map(|desk| &desk.plan);
+        let open = desks.iter().filter(|desk| desk.is_open()).map(|desk| &desk.plan);
         open.into_iter().any(|plan| is_of(&plan.repository, &plan.state.branch))
     };
     outbox.list(true).map_or(true, is_way) || outbox.desks().map_or(true, is_in)

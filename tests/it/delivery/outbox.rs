@@ -220,6 +220,31 @@ fn a_desk_becomes_the_row_of_its_work() {
     assert!(outbox.desks().unwrap().is_empty() && !plan.artifacts.exists());
 }
 
+/// L3, L7: what is delivered and what stays of a workspace are written down at once; the name that people know is that of the
+/// work.
+#[test]
+fn what_stays_beside_work_is_written_down_with_it() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let plan = plan(&order("run-1"));
+    let shared = outbox.begin(&plan, Path::new("/of/others")).unwrap();
+    let beside = Order { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    let (job, left) = outbox.add_beside(&beside, &shared, "commits").unwrap();
+    assert_eq!((&job.id, &job.order, job.step), (&shared.id, &beside, Step::Extracted));
+    assert_eq!(outbox.desks().unwrap(), std::slice::from_ref(&left));
+    assert_eq!((left.left.as_deref(), &left.workspace), (Some("commits"), &shared.workspace));
+    // Somebody has to put it away yet, before another run comes into it.
+    assert!(left.id != job.id && left.is_open());
+    let key = beside.branch().key();
+    assert_eq!(outbox.desks_at(&beside.repository, key).unwrap(), std::slice::from_ref(&left));
+    let put = outbox.leave(&left, &plan.artifacts.join("workspace"), "commits").unwrap();
+    assert!(!put.is_open() && outbox.desks_at(&beside.repository, key).unwrap().is_empty());
+
+    let again = outbox.add_beside(&beside, &shared, "commits");
+    assert!(matches!(again, Err(Error::Unknown(_))));
+    assert_eq!(outbox.list(false).unwrap().len(), 1);
+}
+
 /// L7: a lost or emptied lease file locks nobody out of what was written by its earlier holders.
 #[test]
 fn a_lost_lease_file_locks_nobody_out() {
@@ -342,6 +367,20 @@ impl Process<'_> {
 fn pending(outbox: &Outbox) -> Result<Vec<Job>, Error> {
     let order = order("run-2");
     outbox.pending(&order.repository, order.branch().key())
+}
+
+/// Before there was anything of it.
+fn plan(order: &Order) -> Plan {
+    Plan {
+        repository: order.repository.clone(),
+        state: order.state.clone(),
+        facts: order.facts.clone(),
+        rules: Rules::new(&Config::default().policy, None),
+        host: Host { committer: String::new(), salt: String::new(), known: vec![] },
+        artifacts: order.artifacts.clone(),
+        run_dir: "/run/cogni".into(),
+        docker_socket: PathBuf::new(),
+    }
 }
 
 fn open(place: &TempDir) -> Outbox {

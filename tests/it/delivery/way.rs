@@ -288,7 +288,7 @@ async fn a_failed_relay_goes_on_when_somebody_asks() {
 }
 
 /// This machine's relay, as a process opens it.
-pub(super) fn relay(forge: &Running) -> Arc<Relay> {
+pub(crate) fn relay(forge: &Running) -> Arc<Relay> {
     Arc::new(Relay::open(settings(forge)).unwrap())
 }
 

@@ -1,6 +1,7 @@
 //! L3, L4, L7: what a run has committed is not lost, whoever is killed and wherever it stands.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -101,6 +102,32 @@ async fn what_is_not_delivered_is_kept_and_shown() {
     );
     let [id] = &entries(&place.runner.path().join("state/work"))[..] else { panic!() };
     assert_eq!(entries(&place.runner.path().join("state/work").join(id)), ["workspace"]);
+}
+
+/// L3: what git cannot say is not taken for nothing: a ref that leads nowhere hides no commit from being kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_listed_is_kept_beside_what_is_delivered() {
+    let place = Place::new().await;
+    let script = "echo one > one && git add one && git commit -qm one && git checkout -qb other \
+        && echo two > two && git add two && git commit -qm two \
+        && printf '%040d\n' 7 > .git/refs/heads/broken";
+    let result = place.run(&["--branch-key", "unclear"], script);
+    let relay = &result.json["relay"];
+    assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["done", true]), "{relay}");
+    let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/unclear"]);
+    assert_eq!(log, "one\nchange README");
+    let (_, said) = place.relay(&["status", "--json"]);
+    let left: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    let why = left["why"].as_str().unwrap();
+    let unclear =
+        "nobody can tell whether there are commits on other branches than the run's: git cannot";
+    assert!(why.starts_with(unclear) && left["step"] == "left", "{said}");
+    assert_ne!(left["id"], relay["id"]);
+    let kept = Path::new(left["workspace"].as_str().unwrap());
+    assert!(kept.join(".git/refs/heads/other").exists(), "{left}");
+    let id = left["id"].as_str().unwrap();
+    assert_eq!(place.relay(&["discard", id]), (0, "it is gone\n".to_owned()));
+    assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
 }
 
 /// A run that has committed, and whose runner is killed; under which name its workspace is kept.

@@ -3,6 +3,7 @@
 
 mod apart;
 mod kept;
+mod work;
 
 use std::collections::BTreeSet;
 use std::fs;

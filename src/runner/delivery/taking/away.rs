@@ -1,0 +1,81 @@
+//! A workspace that other runs come into, put where they do not.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, ensure};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use tokio::process::Command;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use crate::base::tree;
+use crate::relay::Artifacts;
+
+/// Copies it, so that its next run finds what it keeps from run to run. Where that cannot be done, since names are too deep
+/// for it, or too much for the disk or the time, it is moved, and the next run finds nothing. Whoever was cut off may begin
+/// again.
+pub(super) async fn put(workspace: &Path, place: &Artifacts) -> anyhow::Result<()> {
+    let kept = place.workspace();
+    // What is there is a whole copy, or what was moved of it.
+    if !kept.try_exists()? {
+        match copy(workspace, &place.directory().join("copy"), &kept).await {
+            Ok(()) => return Ok(()),
+            Err(error) => {
+                tracing::warn!("a workspace is moved, for it cannot be copied: {error:#}");
+            }
+        }
+    }
+    let from = workspace.to_owned();
+    spawn_blocking(move || shift(&from, &kept)).await?.context("the workspace cannot be moved")
+}
+
+/// Under its name there is all of it, or nothing.
+async fn copy(from: &Path, half: &Path, to: &Path) -> anyhow::Result<()> {
+    clear(half).await?;
+    let copied = timeout(COPY, cp(from, half)).await;
+    let copied = copied.unwrap_or_else(|_| Err(anyhow!("it takes longer than {COPY:?}")));
+    if copied.is_err() {
+        clear(half).await?;
+    }
+    copied.and_then(|()| Ok(fs::rename(half, to)?))
+}
+
+/// As it is: it follows no link, and runs nothing of what it copies.
+async fn cp(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new("cp");
+    let done = command.args(["-aT", "--"]).arg(from).arg(to).kill_on_drop(true).output().await?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{}", said.lines().next_back().unwrap_or_default());
+    Ok(())
+}
+
+async fn clear(half: &Path) -> anyhow::Result<()> {
+    let half = half.to_owned();
+    Ok(spawn_blocking(move || tree::remove(&half)).await??)
+}
+
+/// Name by name: the directory itself is mounted where its runs are.
+fn shift(from: &Path, to: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(to) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => (),
+    }
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let place = to.join(entry.file_name());
+        match renameat_with(CWD, entry.path(), CWD, place, RenameFlags::NOREPLACE) {
+            // It was copied.
+            Ok(()) | Err(Errno::EXIST) => (),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// A workspace has some gigabytes at most.
+const COPY: Duration = Duration::from_mins(10);
