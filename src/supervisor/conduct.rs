@@ -145,8 +145,14 @@ impl Shared {
 
     async fn target(&self, wanted: &Wanted, line: &Line, entry: &Entry) -> anyhow::Result<Target> {
         let relay = self.relay.load_full().context("this service has no relay")?;
-        let base = wanted.branch.base.as_deref();
-        let target = Target::begin(relay, line.repository.clone(), &line.key, base).await?;
+        let (base, leave) = (wanted.branch.base.clone(), self.leave.clone());
+        let Line { repository, key } = line.clone();
+        // Nobody's cancel takes out by half what an earlier run has left there.
+        let begin = async move {
+            let begin = Target::begin(relay, repository, &key, base.as_deref()).boxed();
+            leave.run_until_cancelled(begin).await
+        };
+        let target = self.tasks.carry(begin).await.context(NOT_AWAITED)??;
         Ok(target.with_pull_request(wanted.branch.pull_request).by(entry))
     }
 
