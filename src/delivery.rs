@@ -143,6 +143,10 @@ pub enum Error {
         "relay `{id}` is for a branch that has moved on since its run began; `cogni-gateway relay apply` brings it into a clone"
     )]
     Overtaken { id: String },
+    #[error(
+        "relay `{id}` has to come to this branch first, and cannot yet: {why}; try again later, or see what `cogni-gateway relay retry {id}` says"
+    )]
+    Waiting { id: String, why: String },
     #[error("it is on its way; new rules are for what is held, or has failed")]
     OnItsWay,
     #[error("the relay has been ended")]
@@ -231,7 +235,8 @@ impl Relay {
     /// stands.
     ///
     /// # Errors
-    /// It cannot be looked up.
+    /// [`Error::Waiting`] where that cannot be delivered now: a run that begins without it would be in its way. It cannot be
+    /// looked up.
     pub async fn begin_at(
         self: &Arc<Self>,
         repository: &Repository,
@@ -243,7 +248,11 @@ impl Relay {
         let pending = move || relay.outbox.pending(&place, &own);
         let pending = tokio::task::spawn_blocking(pending).await??;
         for job in pending {
-            Box::pin(self.take_up(job, &lease)).await?;
+            let delivered = Box::pin(self.take_up(job, &lease)).await?;
+            if delivered.is_waiting() {
+                let Delivered { id, why, .. } = delivered;
+                return Err(Error::Waiting { id, why: why.unwrap_or_default() });
+            }
         }
         let token = self.token(repository).await?;
         let (base, held) = (base.map(str::to_owned), lease.clone());
@@ -375,6 +384,12 @@ impl Delivered {
     /// Whether nothing is left to be done.
     pub fn is_well(&self) -> bool {
         [Step::Done.as_str(), NOTHING].contains(&self.step)
+    }
+
+    /// Whether its branch is still to have it, without anybody who asks for that.
+    fn is_waiting(&self) -> bool {
+        let is_end = |step: &Step| step.is_end() && step.as_str() == self.step;
+        !self.is_pushed && !Step::ALL.iter().any(is_end)
     }
 
     /// What is told of a workspace whose work is not out.

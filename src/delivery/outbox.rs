@@ -192,7 +192,7 @@ impl Outbox {
     /// [`Error::Fenced`] where a later holder has been at it.
     pub fn claim(&self, job: &Job, fence: u64) -> Result<Job, Error> {
         let claimed = self.connection().execute(
-            "UPDATE job SET fence = ?2, attempts = attempts + 1 WHERE id = ?1 AND fence <= ?2",
+            "UPDATE job SET fence = ?2 WHERE id = ?1 AND fence <= ?2",
             params![job.id, signed(fence)],
         )?;
         if claimed == 0 {
@@ -226,13 +226,22 @@ impl Outbox {
         self.get(&job.id)
     }
 
-    /// Leaves a row for later, with the reason.
+    /// Leaves a row for later, with the reason, as its time had come and this was an attempt.
     ///
     /// # Errors
     /// As [`Outbox::advance`].
     pub fn postpone(&self, job: &Job, after: Duration, why: &str) -> Result<Job, Error> {
-        let next = Job { due: SystemTime::now() + after, error: Some(short(why)), ..job.clone() };
-        self.write(job, &next)?;
+        let next = Job { attempts: job.attempts + 1, ..job.clone() };
+        self.put_off(&next, after, why)
+    }
+
+    /// The same where it was none. The row is never due sooner than before.
+    ///
+    /// # Errors
+    /// As [`Outbox::advance`].
+    pub fn put_off(&self, job: &Job, after: Duration, why: &str) -> Result<Job, Error> {
+        let due = job.due.max(SystemTime::now() + after);
+        self.write(job, &Job { due, error: Some(short(why)), ..job.clone() })?;
         self.get(&job.id)
     }
 
@@ -246,7 +255,8 @@ impl Outbox {
         }
         // What has been pushed stays so; only what comes after it is done again.
         let step = if job.is_pushed { Step::Pushed } else { Step::Extracted };
-        let next = Job { step, due: SystemTime::now(), error: None, code: None, ..job.clone() };
+        let (due, attempts) = (SystemTime::now(), 0);
+        let next = Job { step, due, attempts, error: None, code: None, ..job.clone() };
         self.write(job, &next)?;
         self.get(&job.id)
     }
@@ -310,7 +320,7 @@ impl Outbox {
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let written = change.execute(
             "UPDATE job SET step = :step, verdict = :verdict, reasons = :reasons, head = :head, is_pushed = :is_pushed,
-                 pull_number = :number, pull_url = :url, due = :due, error = :error, updated = :now,
+                 pull_number = :number, pull_url = :url, attempts = :attempts, due = :due, error = :error, updated = :now,
                  code = :code, statement = :statement, mode = :mode
              WHERE id = :id AND step = :old AND fence = :fence",
             named_params! {
@@ -321,6 +331,7 @@ impl Outbox {
                 ":is_pushed": new.is_pushed,
                 ":number": new.pull.as_ref().map(|pull| signed(pull.number)),
                 ":url": new.pull.as_ref().map(|pull| &pull.url),
+                ":attempts": new.attempts,
                 ":due": millis(new.due),
                 ":error": new.error,
                 ":code": new.code,

@@ -40,16 +40,17 @@ impl Stop {
     pub(super) fn write(self, outbox: &Outbox, job: &Job) -> Result<Job, Error> {
         Ok(match self {
             Self::Held { code, why } => outbox.advance(job, Progress::Held { code, why })?,
+            // Whoever comes before its time has not waited for anything to be better.
+            Self::Later { after, why } if !job.is_due() => outbox.put_off(job, after, &why)?,
             Self::Later { why, .. } if job.attempts >= ATTEMPTS => {
                 outbox.advance(job, Progress::Failed { why })?
             }
             Self::Later { after, why } => {
-                let wait =
-                    WAIT.saturating_mul(1 << job.attempts.saturating_sub(1).min(10)).min(LONGEST);
+                let wait = WAIT.saturating_mul(1 << job.attempts.min(10)).min(LONGEST);
                 outbox.postpone(job, after.max(wait), &why)?
             }
             Self::Ignorant { name } => {
-                outbox.postpone(job, WAIT, &Error::Ignorant { name }.to_string())?
+                outbox.put_off(job, WAIT, &Error::Ignorant { name }.to_string())?
             }
             Self::Failed { why } => outbox.advance(job, Progress::Failed { why })?,
             Self::Outbox(error) => return Err(error.into()),
@@ -101,6 +102,7 @@ impl From<Error> for Stop {
             Error::GitHub(error) => error.into(),
             Error::Ignorant { name } => Self::Ignorant { name },
             error @ (Error::Overtaken { .. }
+            | Error::Waiting { .. }
             | Error::OnItsWay
             | Error::Audit(_)
             | Error::Ended(_)
@@ -120,7 +122,7 @@ fn is_passing(said: &str) -> bool {
     said.contains("cannot lock ref") && !said.contains("' exists; cannot create")
 }
 
-/// Some two days, at the longest wait.
+/// So often it is tried again: some two days, at the longest wait.
 const ATTEMPTS: u32 = 50;
 
 /// The first wait for what may be better later; it doubles.

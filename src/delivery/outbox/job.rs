@@ -79,6 +79,7 @@ pub struct Job {
     pub head: Option<Sha>,
     pub is_pushed: bool,
     pub pull: Option<Pull>,
+    /// How often it was left for later.
     pub attempts: u32,
     /// When to try again.
     pub due: SystemTime,
@@ -219,6 +220,11 @@ impl Job {
     /// Whether git takes it anywhere: what this host's git does not let in, another had better not, either.
     pub fn can_be_applied(&self) -> bool {
         self.code.as_deref() != Some(OBJECTS)
+    }
+
+    /// Whether it is time to try again.
+    pub fn is_due(&self) -> bool {
+        self.due <= SystemTime::now()
     }
 
     /// Whether the same may come to another end, where nothing but the time is another.

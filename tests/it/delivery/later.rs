@@ -54,6 +54,44 @@ async fn what_a_run_delivers_for_another_is_in_the_others_log() {
     assert_eq!(verify::verify(&log, Some(key().public())).unwrap().run, "task-9");
 }
 
+/// L7: a run does not begin beside work that is still to come to its branch: it would be in the way of that for good. That it
+/// has come in vain is no attempt of the work's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_waits_for_what_its_branch_waits_for() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let id = begin(&forge, "task-9").await;
+    let order = relay.outbox().get(&id).unwrap().order;
+    let away = || forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    let mut put_off = None;
+    for _ in 0..2 {
+        away();
+        let begun = Box::pin(relay.begin(&order.repository, order.branch().key(), None)).await;
+        let error = begun.unwrap_err().to_string();
+        insta::allow_duplicates!(
+            insta::assert_snapshot!(error.replace(&id, "ID"), @"relay `ID` has to come to this branch first, and cannot yet: GitHub is unwell (502 Bad Gateway); try again later, or see what `cogni-gateway relay retry ID` says")
+        );
+        let row = relay.outbox().get(&id).unwrap();
+        assert_eq!((row.step, row.attempts), (Step::Extracted, 1));
+        assert_eq!(*put_off.get_or_insert(row.due), row.due);
+    }
+    let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    assert!(begun.state.exists, "it does not build on the work before it");
+    assert_eq!(relay.outbox().get(&id).unwrap().step, Step::Done);
+}
+
+/// L6, L7: what is at its branch is in nobody's way, whatever is still to be done about it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_does_not_wait_for_a_pull_request() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let id = begin(&forge, "task-9").await;
+    forge.hub.inject(Operation::ListPulls, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    assert_eq!(relay.outbox().get(&id).unwrap().step, Step::Pushed);
+    assert!(begun.state.exists);
+}
+
 /// L7: where the row's log was changed by somebody, nothing more is done to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_log_is_broken_is_left_alone() {

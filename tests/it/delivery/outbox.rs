@@ -129,6 +129,11 @@ fn what_is_left_for_later_is_due_then() {
     assert_eq!(pending(&outbox).unwrap().len(), 1);
 
     let job = outbox.get(&job.id).unwrap();
+    let put_off = outbox.put_off(&job, Duration::ZERO, "a run has come").unwrap();
+    assert_eq!((put_off.attempts, put_off.due), (1, job.due));
+    let claimed = outbox.claim(&put_off, 1).unwrap();
+    let job = outbox.postpone(&claimed, Duration::from_mins(10), "again").unwrap();
+    assert_eq!(job.attempts, 2);
     let held = outbox
         .advance(&job, Progress::Held { code: "policy", why: "a workflow".to_owned() })
         .unwrap();
@@ -136,6 +141,7 @@ fn what_is_left_for_later_is_due_then() {
     assert_eq!(outbox.list(false).unwrap().first(), Some(&held));
     let again = outbox.revive(&held).unwrap();
     assert_eq!((again.step, again.error, due(0)), (Step::Extracted, None, 1));
+    assert_eq!(again.attempts, 0, "somebody has asked for it anew");
 }
 
 /// R6: as long as work of a branch is on its way, what its resident keeps stays; at its end, it may go.
