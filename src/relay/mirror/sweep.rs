@@ -33,7 +33,8 @@ pub fn sweep(state: &Path, before: SystemTime, kept: &[Repository]) -> Result<us
     }
     for repository in entries(&state.join("branches"))? {
         for branch in entries(&repository.path())? {
-            let has_left = entries(&branch.path())?.len() > 1;
+            let is_left = |entry: &DirEntry| entry.file_name() != "lease";
+            let has_left = entries(&branch.path())?.iter().any(is_left);
             // Whoever holds it lets go of it with nothing left behind; so do we.
             drop(has_left.then(|| taken(&branch)).transpose()?);
         }
@@ -44,9 +45,13 @@ pub fn sweep(state: &Path, before: SystemTime, kept: &[Repository]) -> Result<us
 /// Lets go of the refs of old branches, and has git do what it thinks is needed.
 fn tidy(git: &Git, mirror: &Path, (branches, before): (&Path, SystemTime)) -> Result<(), Error> {
     for entry in entries(branches)? {
-        // It is written by whoever takes it.
+        // It is written by whoever takes it. Where somebody has removed it, that was when it was last used.
         let lease = entry.path().join("lease");
-        let used = fs::metadata(&lease).and_then(|lease| lease.modified());
+        let used = match fs::metadata(&lease) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::metadata(entry.path()),
+            used => used,
+        };
+        let used = used.and_then(|used| used.modified());
         let used = used.map_err(|source| Error::Disk { path: lease, source })?;
         let taken = (used < before).then(|| taken(&entry)).transpose()?.flatten();
         let Some(lease) = taken else { continue };

@@ -11,6 +11,7 @@ use cogni_gateway::relay::Lease;
 use super::kill::{begin, state};
 use super::way::{deliver, relay, work};
 use crate::support::forge::Running;
+use crate::support::repository::git;
 
 /// L4, L5: what is delivered, and what nobody comes back to, goes; work that is not delivered stays with all it needs.
 #[tokio::test(flavor = "multi_thread")]
@@ -67,6 +68,29 @@ async fn what_is_needed_for_nothing_is_removed() {
     assert_eq!(outbox.list(false).unwrap().len(), 2);
     let tomorrow = SystemTime::now() + Duration::from_hours(24);
     assert_eq!((outbox.forget(tomorrow).unwrap(), outbox.list(false).unwrap().len()), (2, 0));
+}
+
+/// L4: where a power cut or a person has taken a lease's file, that holds nothing up, and what is old there goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_lease_file_ends_no_sweep() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    for key in ["old", "young", "other"] {
+        drop(work(&forge, &relay, key, key).await);
+    }
+    let state = state(&forge);
+    let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
+    let mirror = state.join("mirrors").join(branches.file_name().unwrap()).with_extension("git");
+    for key in ["old", "young"] {
+        fs::remove_file(branches.join(key).join("lease")).unwrap();
+    }
+    fs::create_dir(branches.join("young/objects")).unwrap();
+    grow_old(&branches.join("old"));
+    sweep(&state, relay.outbox(), Duration::from_hours(2)).unwrap();
+    let refs = git(&mirror, &["for-each-ref", "--format=%(refname)"]);
+    let is_there = |key: &str| refs.contains(&format!("/{key}/"));
+    assert_eq!(["old", "young", "other"].map(is_there), [false, true, true], "{refs}");
+    assert!(!branches.join("young/objects").exists(), "what was left there stays");
 }
 
 fn grow_old(path: &Path) {
