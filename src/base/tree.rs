@@ -1,21 +1,22 @@
-//! Directories that somebody else has filled: taken away, and measured, however deep and however many they are.
+//! Directories that somebody else has filled: taken away, measured and given away, however deep and however many they are.
 //!
 //! What is in them was chosen by who would like us to fail: names a hundred thousand levels deep, which overflow the stack
-//! of whoever goes down by recursion, symlinks, names that come and go meanwhile. Both walks have one directory open
+//! of whoever goes down by recursion, symlinks, names that come and go meanwhile. All walks have one directory open
 //! beside the first, and go through no symlink.
 //!
-//! **Invariant:** neither takes more memory, stack or descriptors the deeper a directory is.
+//! **Invariant:** none takes more stack or descriptors the deeper a directory is.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, chmodat, fchmod, openat,
-    openat2, renameat_with, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid, chmodat,
+    chownat, fchmod, fchown, openat, openat2, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use uuid::Uuid;
@@ -59,34 +60,64 @@ pub fn remove(path: &Path) -> io::Result<()> {
 /// It cannot be opened, or read.
 pub fn measure(path: &Path, most: u64) -> io::Result<u64> {
     let top = openat(CWD, path, FOLDER, Mode::empty())?;
-    let (mut bytes, mut ahead) = (0_u64, vec![PathBuf::from(".")]);
+    let mut bytes = 0_u64;
+    let walked = walk(&top, |_, _, found| {
+        let taken = u64::try_from(found.st_blocks).unwrap_or_default() * SECTOR;
+        bytes = bytes.saturating_add(taken.max(BLOCK));
+        Ok(if bytes > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    });
+    match walked {
+        Err(Errno::NAMETOOLONG | Errno::ACCESS) => Ok(u64::MAX),
+        Err(error) => Err(error.into()),
+        Ok(()) => Ok(bytes),
+    }
+}
+
+/// Gives a directory with all that is in it to somebody else, as far down as a path can say. It is itself given last: until
+/// then whoever was kept out of it cannot come in, and put a link in our way. Blocks.
+///
+/// # Errors
+/// Not all of it is theirs.
+pub fn give(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    let top = openat(CWD, path, FOLDER, Mode::empty())?;
+    walk(&top, |folder, name, _| {
+        chownat(folder, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(fchown(&top, uid, gid)?)
+}
+
+/// Shows each name below a directory once, with the directory that it is in, until whoever looks has seen enough. What has
+/// gone meanwhile is not shown.
+fn walk(
+    top: &OwnedFd,
+    mut see: impl FnMut(&OwnedFd, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
+) -> Result<(), Errno> {
+    let mut ahead = vec![PathBuf::from(".")];
     while let Some(here) = ahead.pop() {
-        let folder = match openat2(&top, &here, FOLDER, Mode::empty(), WITHIN) {
+        let folder = match openat2(top, &here, FOLDER, Mode::empty(), WITHIN) {
             Ok(folder) => folder,
             // It has gone meanwhile, or is something else.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
-            Err(Errno::NAMETOOLONG | Errno::ACCESS) => return Ok(u64::MAX),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         for name in Dir::read_from(&folder)? {
             let name = name?;
-            if is_dots(name.file_name().to_bytes()) {
+            let name = name.file_name();
+            if is_dots(name.to_bytes()) {
                 continue;
             }
-            let Ok(found) = statat(&folder, name.file_name(), AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
-            };
-            let taken = u64::try_from(found.st_blocks).unwrap_or_default() * SECTOR;
-            bytes = bytes.saturating_add(taken.max(BLOCK));
-            if bytes > most {
-                return Ok(bytes);
+            let Ok(found) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if see(&folder, name, &found)?.is_break() {
+                return Ok(());
             }
             if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-                ahead.push(here.join(OsStr::from_bytes(name.file_name().to_bytes())));
+                ahead.push(here.join(OsStr::from_bytes(name.to_bytes())));
             }
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// Removes a name of the first directory; of what it leads to, only one level: what lies deeper becomes a name of the

@@ -1,13 +1,16 @@
-//! R5, R6: what an agent leaves in a directory is measured and taken away, whatever it looks like.
+//! L2, R5, R6: what an agent leaves in a directory is measured, taken away and given away, whatever it looks like.
 
+use std::env;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use cogni_gateway::base::tree;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use rustix::process::{getegid, geteuid};
 
 /// R5: an agent makes directories faster than a stack grows; who goes down by recursion ends there, with the service.
 #[test]
@@ -72,6 +75,44 @@ fn a_tree_is_measured_by_what_it_takes() {
     assert!((200_000..300_000).contains(&measure(200_000)));
     assert!(tree::measure(Path::new("/nowhere"), 1).unwrap_err().kind() == io::ErrorKind::NotFound);
 }
+
+/// L2: what an agent has committed, however deep, is given to the next one by a process that has few descriptors left.
+#[test]
+fn a_directory_of_any_depth_is_given_away() {
+    if let Some(top) = env::var_os(GIVEN) {
+        let (uid, gid) = someone();
+        return tree::give(Path::new(&top), uid, gid).unwrap();
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (top, outside) = (place.path().join("top"), place.path().join("outside"));
+    fs::create_dir(&top).unwrap();
+    fs::write(&outside, "").unwrap();
+    symlink(&outside, top.join("link")).unwrap();
+    dig(&top, 1500);
+    let mut child = Command::new("sh");
+    child.args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""]).arg(env::current_exe().unwrap());
+    child.args(["--exact", "tree::a_directory_of_any_depth_is_given_away"]).env(GIVEN, &top);
+    let ended = child.output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+
+    let owner = |path: &Path| {
+        let found = fs::symlink_metadata(path).unwrap();
+        (found.uid(), found.gid())
+    };
+    let deepest = top.join("a/".repeat(1500));
+    for path in [&top, &top.join("link"), &deepest] {
+        assert_eq!(owner(path), someone(), "{}", path.display());
+    }
+    assert_eq!(owner(&outside), owner(place.path()));
+}
+
+/// Whom we may give files to: anybody, or nobody but us.
+fn someone() -> (u32, u32) {
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    if uid == 0 { (12_345, 12_345) } else { (uid, gid) }
+}
+
+const GIVEN: &str = "COGNI_TEST_GIVES_AWAY";
 
 fn dig(top: &Path, levels: usize) {
     let open = |folder: &rustix::fd::OwnedFd| openat(folder, "a", OFlags::DIRECTORY, Mode::empty());

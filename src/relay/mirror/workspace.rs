@@ -2,12 +2,13 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
 use super::super::{Error, Lease};
 use super::{BranchState, Mirror, own_ref};
+use crate::base::tree;
 use crate::git::Limits;
 
 /// Whom the files are given to: the sandbox's user.
@@ -46,7 +47,10 @@ impl Mirror {
         self.pack(state, &bundle)?;
         self.unpack(state, &bundle, workspace, author)?;
         fs::remove_file(&bundle).map_err(disk)?;
-        give(workspace, owner).map_err(disk)
+        if rustix::process::geteuid().is_root() {
+            tree::give(workspace, owner.uid, owner.gid).map_err(disk)?;
+        }
+        Ok(())
     }
 
     /// All that the branch and the base are made of.
@@ -108,19 +112,6 @@ fn make_private(path: &Path) -> io::Result<bool> {
     }
     fs::set_permissions(path, Permissions::from_mode(0o700))?;
     Ok(true)
-}
-
-/// Gives everything away, the directory itself last: until then nobody else can come in and put a link in our way.
-fn give(path: &Path, owner: Owner) -> io::Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        return Ok(());
-    }
-    if fs::symlink_metadata(path)?.is_dir() {
-        for entry in fs::read_dir(path)? {
-            give(&entry?.path(), owner)?;
-        }
-    }
-    lchown(path, Some(owner.uid), Some(owner.gid))
 }
 
 const LARGE: Limits = Limits {
