@@ -30,6 +30,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, named_params, params};
+use serde::Serialize;
 use uuid::Uuid;
 
 pub use desk::{Desk, Plan};
@@ -69,6 +70,8 @@ pub enum Error {
     Wanted { id: String },
     #[error("relay `{id}` belongs to a later holder of the branch")]
     Fenced { id: String },
+    #[error("it has to do with a path that is not UTF-8, which the outbox cannot keep")]
+    Path(#[source] serde_json::Error),
 }
 
 impl Outbox {
@@ -271,7 +274,7 @@ impl Outbox {
             return Err(Error::Skipped { from: job.step, to: Step::Judged });
         }
         let order = Order { rules: Some(rules), host: Some(host), ..job.order.clone() };
-        let order = serde_json::to_string(&order).expect("an order has string keys");
+        let order = written(&order)?;
         let written = self.connection().execute(
             "UPDATE job SET \"order\" = ?1 WHERE id = ?2 AND step = ?3 AND fence = ?4",
             params![order, job.id, job.step.as_str(), signed(job.fence)],
@@ -381,12 +384,17 @@ fn insert(change: &Connection, id: &str, order: &Order) -> Result<Job, Error> {
             ":repository": order.repository.key(),
             ":key": order.branch().key().as_str(),
             ":run": order.facts.run,
-            ":order": serde_json::to_string(order).expect("an order has string keys"),
+            ":order": written(order)?,
             ":artifacts": artifacts,
             ":now": millis(SystemTime::now()),
         },
     )?;
     Ok(change.query_row(&select("artifacts = ?1"), [&artifacts], read)?)
+}
+
+/// All of it is text, and fails only where a path is none.
+fn written(what: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string(what).map_err(Error::Path)
 }
 
 fn fresh_id() -> String {

@@ -146,7 +146,7 @@ impl Setup {
         };
         let keys = Keys { signing: Some(signing_key), ..keys };
         let settings = Settings {
-            state: state.canonicalize()?,
+            state: written(&state)?,
             judge,
             committer: self.committer()?,
             access: self.access(&variable)?,
@@ -233,6 +233,15 @@ impl Setup {
 
 fn given(key: Option<Secret>) -> Option<Secret> {
     key.filter(|key| !key.is_empty())
+}
+
+/// Without symlinks, as the outbox writes it down.
+fn written(state: &Path) -> anyhow::Result<PathBuf> {
+    let real = state.canonicalize()?;
+    if real.to_str().is_none() {
+        bail!("`{}` is not UTF-8; choose another `--state-dir`", real.display());
+    }
+    Ok(real)
 }
 
 /// What signs statements and logs: as for the gateway, else what is kept with them.

@@ -72,7 +72,7 @@ impl Outbox {
                 ":repository": plan.repository.key(),
                 ":key": plan.state.branch.key().as_str(),
                 ":run": plan.facts.run,
-                ":plan": serde_json::to_string(plan).expect("a plan has string keys"),
+                ":plan": super::written(plan)?,
                 ":artifacts": plan.artifacts.display().to_string(),
                 ":workspace": workspace.display().to_string(),
                 ":now": millis(SystemTime::now()),

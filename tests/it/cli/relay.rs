@@ -1,6 +1,8 @@
 //! `cogni-gateway relay`, as an operator sees it.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -149,6 +151,17 @@ fn held(place: &TempDir) -> (std::path::PathBuf, String) {
     let job = outbox.add(&order).unwrap();
     let why = "`.github/workflows/ci.yml`: it runs with the repository's secrets".to_owned();
     (state, outbox.advance(&job, Progress::Held { code: "policy", why }).unwrap().id)
+}
+
+/// L7: what a relay keeps names its directory, in text.
+#[test]
+fn a_state_directory_has_a_name_that_is_text() {
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join(OsStr::from_bytes(b"state-\xff"));
+    let (code, said) = relay(&state, place.path(), &["retry", "--due"]);
+    assert_eq!(code, 2);
+    let said = said.replace(&place.path().display().to_string(), "PLACE");
+    insta::assert_snapshot!(said, @"error: `PLACE/state-�` is not UTF-8; choose another `--state-dir`");
 }
 
 fn relay(state: &Path, directory: &Path, arguments: &[&str]) -> (i32, String) {

@@ -1,7 +1,9 @@
 //! Rows that say how far a run's work has come.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -249,6 +251,20 @@ fn what_stays_beside_work_is_written_down_with_it() {
     let again = outbox.add_beside(&beside, &shared, "commits");
     assert!(matches!(again, Err(Error::Unknown(_))));
     assert_eq!(outbox.list(false).unwrap().len(), 1);
+}
+
+/// L7: what cannot be written down is refused, and nothing else fails.
+#[test]
+fn a_path_that_is_no_text_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    let odd = PathBuf::from(OsStr::from_bytes(b"/run/\xff"));
+    let plan = Plan { run_dir: odd.clone(), ..plan(&order("run-1")) };
+    let refused = outbox.begin(&plan, Path::new("/of/others")).unwrap_err();
+    insta::assert_snapshot!(refused, @"it has to do with a path that is not UTF-8, which the outbox cannot keep");
+    let order = Order { artifacts: odd, ..order("run-1") };
+    assert!(matches!(outbox.add(&order), Err(Error::Path(_))));
+    assert!(outbox.desks().unwrap().is_empty() && outbox.list(false).unwrap().is_empty());
 }
 
 /// L7: a lost or emptied lease file locks nobody out of what was written by its earlier holders.
