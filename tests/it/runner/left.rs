@@ -146,6 +146,8 @@ fn killed_with(place: &Place, key: &str, signing_key: &str) -> String {
         works.any(|work| work.join("workspace/.git/ready").exists())
     };
     patience(is_ready, || runner.said());
+    let (code, said) = place.relay(&["status"]);
+    assert!(code == 0 && said.contains("its run goes on"), "{said}");
     runner.signal("KILL");
     runner.wait();
     let (_, said) = place.relay(&["status", "--json"]);
