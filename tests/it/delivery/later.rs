@@ -1,6 +1,7 @@
 //! L7: what is taken up later, by whom, and where that is written down.
 
 use std::os::unix::fs::symlink;
+use std::time::Duration;
 
 use cogni_gateway::audit::verify;
 use cogni_gateway::delivery::outbox::Step;
@@ -10,7 +11,7 @@ use http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
 use super::kill::{begin, state};
-use super::way::{deliver, events, key, relay, work};
+use super::way::{self, deliver, events, key, relay, work};
 use crate::support::disk::Disk;
 use crate::support::forge::{NAME, Running};
 
@@ -66,8 +67,8 @@ async fn a_run_waits_for_what_its_branch_waits_for() {
     let mut put_off = None;
     for _ in 0..2 {
         away();
-        let begun = Box::pin(relay.begin(&order.repository, order.branch().key(), None)).await;
-        let error = begun.unwrap_err().to_string();
+        let begun = way::begin(&relay, &order.repository, order.branch().key(), Duration::ZERO);
+        let error = begun.await.unwrap_err().to_string();
         insta::allow_duplicates!(
             insta::assert_snapshot!(error.replace(&id, "ID"), @"relay `ID` has to come to this branch first, and cannot yet: GitHub is unwell (502 Bad Gateway); try again later, or see what `cogni-gateway relay retry ID` says")
         );

@@ -391,20 +391,6 @@ fn pending(outbox: &Outbox) -> Result<Vec<Job>, Error> {
     outbox.pending(&order.repository, order.branch().key())
 }
 
-/// Before there was anything of it.
-fn plan(order: &Order) -> Plan {
-    Plan {
-        repository: order.repository.clone(),
-        state: order.state.clone(),
-        facts: order.facts.clone(),
-        rules: Rules::new(&Config::default().policy, None),
-        host: Host { committer: String::new(), salt: String::new(), known: vec![] },
-        artifacts: order.artifacts.clone(),
-        run_dir: "/run/cogni".into(),
-        docker_socket: PathBuf::new(),
-    }
-}
-
 fn open(place: &TempDir) -> Outbox {
     Outbox::open(&place.path().join("state/relay.sqlite")).unwrap()
 }
@@ -448,6 +434,7 @@ pub(crate) fn order(run: &str) -> Order {
     }
 }
 
+/// Before there was anything of it.
 pub(crate) fn plan(order: &Order) -> Plan {
     Plan {
         repository: order.repository.clone(),
