@@ -5,7 +5,8 @@
 //! [`recovery`] does for another process's runs what that process cannot do any more, and [`delivering`] what it was
 //! about to.
 //!
-//! **Invariant:** a run that was accepted is in the journal, and ends there exactly once.
+//! **Invariant:** a run that was accepted is in the journal, and ends there exactly once. Before it does, what is in its
+//! log of its calls is in the books.
 //!
 //! **Invariant:** one process has the state directory, so that nobody else begins or ends its runs.
 

@@ -65,7 +65,9 @@ impl Shared {
             let live = metrics.sandbox_started(&wanted.agent);
             let run = AssertUnwindSafe(Box::pin(self.try_run(wanted, &mut bill, cancel)));
             let mut done = run.catch_unwind().await.unwrap_or(Err(Failed::Panicked));
-            self.close_left(feed.run()).await;
+            if done.is_err() {
+                self.close_left(feed.run()).await;
+            }
             self.own_up(&mut done);
             drop(live);
             metrics.sandbox_ended(&wanted.agent, outcome(&done), begun.elapsed());
@@ -87,13 +89,17 @@ impl Shared {
         Bill::new(self.books.clone(), feed.clone(), self.settings.audit_log(feed.run()))
     }
 
-    /// After a fault of ours: the calls that are under way are settled, and the log is closed, as at any other end.
+    /// After a fault: the calls that are under way are settled, and the log is closed, as at any other end.
     async fn close_left(&self, run: &str) {
-        let runs = self.seats.runs();
-        if runs.control(run).is_some()
-            && let Err(error) = runs.close(run).await
-        {
-            tracing::error!(run, "what is left open of the run cannot be closed: {error:#}");
+        let closed = async {
+            // What is not open never was, or somebody is at it already.
+            let _ = self.seats.runs().close(run).await;
+            while self.has_open_log(run).await {
+                tokio::time::sleep(FIRST_PAUSE).await;
+            }
+        };
+        if tokio::time::timeout(CLOSING, closed).await.is_err() {
+            tracing::error!(run, "what a fault has left open is not closed: calls may be missing");
         }
     }
 
@@ -260,6 +266,9 @@ fn outcome(done: &Result<RunResult, Failed>) -> &'static str {
 }
 
 const NOT_AWAITED: &str = "the service was stopped, and has not waited for the run";
+
+/// Longer than open calls are waited for, by default.
+const CLOSING: Duration = Duration::from_secs(15);
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
