@@ -4,13 +4,14 @@
 //! of whoever goes down by recursion, symlinks, names that come and go meanwhile. All walks have one directory open
 //! beside the first, and go through no symlink.
 //!
-//! **Invariant:** none takes more stack or descriptors the deeper a directory is.
+//! **Invariant:** none takes more stack or descriptors the deeper a directory is, nor more memory the wider it is; for each
+//! level that a path can say, whoever measures or gives away holds some names.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -62,7 +63,7 @@ pub fn measure(path: &Path, most: u64) -> io::Result<u64> {
     let top = openat(CWD, path, FOLDER, Mode::empty())?;
     let mut bytes = 0_u64;
     let walked = walk(&top, |_, _, found| {
-        let taken = u64::try_from(found.st_blocks).unwrap_or_default() * SECTOR;
+        let taken = u64::try_from(found.st_blocks).unwrap_or_default().saturating_mul(SECTOR);
         bytes = bytes.saturating_add(taken.max(BLOCK));
         Ok(if bytes > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     });
@@ -92,32 +93,74 @@ pub fn give(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
 /// gone meanwhile is not shown.
 fn walk(
     top: &OwnedFd,
-    mut see: impl FnMut(&OwnedFd, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
+    mut see: impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
 ) -> Result<(), Errno> {
-    let mut ahead = vec![PathBuf::from(".")];
-    while let Some(here) = ahead.pop() {
-        let folder = match openat2(top, &here, FOLDER, Mode::empty(), WITHIN) {
-            Ok(folder) => folder,
-            // It has gone meanwhile, or is something else.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
-            Err(error) => return Err(error),
-        };
-        for name in Dir::read_from(&folder)? {
-            let name = name?;
-            let name = name.file_name();
-            if is_dots(name.to_bytes()) {
-                continue;
-            }
-            let Ok(found) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            if see(&folder, name, &found)?.is_break() {
+    let (mut here, mut levels) = (PathBuf::from("."), vec![Level::unread()]);
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.ahead.pop() {
+            here.push(OsStr::from_bytes(name.as_bytes()));
+            levels.push(Level::unread());
+        } else if let Some(from) = level.rest.take() {
+            let folder = match openat2(top, &here, FOLDER, Mode::empty(), WITHIN) {
+                Ok(folder) => folder,
+                // It has gone meanwhile, or is something else.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                Err(error) => return Err(error),
+            };
+            if level.read(folder, from, &mut see)?.is_break() {
                 return Ok(());
             }
-            if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-                ahead.push(here.join(OsStr::from_bytes(name.to_bytes())));
-            }
+        } else {
+            levels.pop();
+            here.pop();
         }
     }
     Ok(())
+}
+
+/// A directory on the way down to the one that is looked into now.
+struct Level {
+    /// Of the directories in it, some that have not had their turn.
+    ahead: Vec<CString>,
+    /// Where its reading goes on after those, if it has not come to its end.
+    rest: Option<i64>,
+}
+
+impl Level {
+    fn unread() -> Self {
+        Self { ahead: vec![], rest: Some(0) }
+    }
+
+    /// Shows what it comes by, until it has as many directories as are held at a time.
+    fn read(
+        &mut self,
+        folder: OwnedFd,
+        from: i64,
+        see: &mut impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
+    ) -> Result<ControlFlow<()>, Errno> {
+        let mut entries = Dir::new(folder)?;
+        entries.seek(from)?;
+        let mut held = 0;
+        while held < HELD
+            && let Some(entry) = entries.read()
+        {
+            let entry = entry?;
+            let (name, folder) = (entry.file_name(), entries.fd()?);
+            if is_dots(name.to_bytes()) {
+                continue;
+            }
+            let Ok(found) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if see(folder, name, &found)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+                held += name.to_bytes_with_nul().len() + size_of::<CString>();
+                self.ahead.push(name.to_owned());
+                self.rest = (held >= HELD).then(|| entry.offset());
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
 }
 
 /// Removes a name of the first directory; of what it leads to, only one level: what lies deeper becomes a name of the
@@ -232,8 +275,11 @@ const WITHIN: ResolveFlags =
 /// For its owner alone.
 const OPEN: Mode = Mode::RWXU;
 
-/// Names that are held in memory at a time.
+/// Names that are held in memory at a time, by whoever removes.
 const BATCH: usize = 1024;
+
+/// Bytes of names that are held of each level, by whoever measures or gives away. A path has two thousand levels at most.
+const HELD: usize = 8 << 10;
 
 /// What `st_blocks` counts (stat(2)).
 const SECTOR: u64 = 512;

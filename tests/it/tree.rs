@@ -12,6 +12,8 @@ use cogni_gateway::base::tree;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::process::{getegid, geteuid};
 
+use crate::support::allocations;
+
 /// R5: an agent makes directories faster than a stack grows; who goes down by recursion ends there, with the service.
 #[test]
 fn a_directory_of_any_depth_is_removed() {
@@ -26,6 +28,28 @@ fn a_directory_of_any_depth_is_removed() {
     let (measured, ()) = small.spawn(walk).unwrap().join().unwrap();
     assert_eq!(measured, u64::MAX, "it is deeper than a path can say");
     assert!(!top.exists());
+}
+
+/// R5: where a path is long, an agent has its whole length for each name below it, if whoever measures holds paths; and
+/// the memory is the service's.
+#[test]
+fn a_directory_of_any_width_is_measured_in_little_memory() {
+    let place = tempfile::tempdir().unwrap();
+    let mut here = openat(CWD, place.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    let (name, levels, wide) = ("x".repeat(255), 15, 20_000);
+    for _ in 0..levels {
+        mkdirat(&here, name.as_str(), Mode::RWXU).unwrap();
+        here = openat(&here, name.as_str(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    }
+    for number in 0..wide {
+        mkdirat(&here, number.to_string().as_str(), Mode::RWXU).unwrap();
+    }
+    let mut measured = 0;
+    let peak = allocations::peak(|| measured = tree::measure(place.path(), u64::MAX - 1).unwrap());
+    assert!(peak < 512 << 10, "{peak} bytes");
+    // None is left out, and none comes twice.
+    let (names, table) = ((levels + wide) * 4096, 4 << 20);
+    assert!((names..names + table).contains(&measured), "{measured} bytes for {names}");
 }
 
 /// R6: nothing that a link leads to, and nothing that is not there.
