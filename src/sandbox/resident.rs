@@ -63,7 +63,7 @@ impl Resident {
             self.slot.host.write_all(&QUESTION).await?;
             self.slot.host.read_u8().await
         });
-        self.is_ready = matches!(asked.await, Ok(Ok(_)));
+        self.is_ready = matches!(asked.await, Ok(Ok(WELL)));
         self.is_ready
     }
 
@@ -92,8 +92,11 @@ impl Resident {
         let ended =
             Box::pin(watch(&mut self.slot.host, streams, output, (until, spec.grace))).await?;
         let oom_killed = kills() > before;
-        let wiped = timeout(WIPE, self.slot.host.read_u8()).await;
-        self.is_ready = matches!(wiped, Ok(Ok(_)));
+        // Where the status has not come, it may still; taken for the word after it, it would be the next run's end.
+        if ended.exit_code.is_some() {
+            let wiped = timeout(WIPE, self.slot.host.read_u8()).await;
+            self.is_ready = matches!(wiped, Ok(Ok(WELL)));
+        }
         Ok(Ended { oom_killed, start: Some(start), ..ended })
     }
 
@@ -111,7 +114,9 @@ async fn tell(host: &mut UnixStream, claim: &[u8]) -> io::Result<Streams> {
     let sent = host.async_io(Interest::WRITABLE, || send(host, claim, &its)).await?;
     drop(its);
     host.write_all(&claim[sent..]).await?;
-    host.read_u8().await?;
+    if host.read_u8().await? != WELL {
+        return Err(io::Error::other("it has answered something else"));
+    }
     let receiver = Receiver::from_owned_fd;
     Ok(Streams { stdout: receiver(stdout)?, stderr: receiver(stderr)? })
 }
@@ -124,7 +129,8 @@ fn send(host: &UnixStream, text: &[u8], with: &[OwnedFd; 2]) -> io::Result<usize
     Ok(sendmsg(host, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Follows a run to its end. From `until` on it is told to end, and has `grace` for it.
+/// Follows a run to its end. From `until` on it is told to end, and has `grace` for it. Its exit code is there where its
+/// status was read.
 async fn watch<W: AsyncWrite + Unpin>(
     host: &mut UnixStream,
     Streams { mut stdout, mut stderr }: Streams,
@@ -164,8 +170,76 @@ async fn watch<W: AsyncWrite + Unpin>(
 /// A claim of nothing, which is answered, and no more.
 const QUESTION: [u8; 4] = [0; 4];
 
+/// The answer to a question and to a claim, and the last word on a run.
+const WELL: u8 = 0;
+
 const TERMINATE: &[u8] = b"T";
 const KILL: &[u8] = b"K";
 
 /// For all the files that a sandbox can hold in memory. One that takes longer is replaced.
 const WIPE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use tokio::io::sink;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::sandbox::spec::{Limits, Root, Stamp, Workspace};
+    use crate::sandbox::{Owner, Sandbox, embedded};
+
+    /// R7: what comes of a run after it was given up is not taken for what comes of the next.
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_comes_late_is_nobody_elses() {
+        let (host, mut theirs) = UnixStream::pair().expect("made");
+        let mut resident = Resident { slot: slot(host), is_ready: true };
+        let first_process = async {
+            let length = theirs.read_u32().await.expect("a claim comes");
+            // Its descriptors go unread, and so are closed.
+            theirs.read_exact(&mut vec![0; length as usize]).await.expect("all of it");
+            theirs.write_all(&[WELL]).await.expect("it is heard");
+            let mut words = [0; 2];
+            theirs.read_exact(&mut words).await.expect("it is told to end");
+            assert_eq!(words, [TERMINATE[0], KILL[0]]);
+            sleep(PATIENCE + WIPE / 2).await;
+            theirs.write_all(&[7]).await.expect("somebody is there");
+            theirs
+        };
+        let spec = spec();
+        let mut output = Output::new(0, sink());
+        let run = resident.run(&spec, &mut output, async { Cause::Deadline });
+        let (ended, theirs) = tokio::join!(Box::pin(run), first_process);
+        let ended = ended.expect("it is known why");
+        assert_eq!((ended.exit_code, ended.cause), (None, Some(Cause::Deadline)));
+        assert!(!resident.is_ready(), "it wipes, or does not even that");
+        assert!(!resident.is_well().await);
+        drop(theirs);
+    }
+
+    fn slot(host: UnixStream) -> Slot {
+        let settings = embedded::Settings { may_be_unlimited: true, ..Default::default() };
+        let owner = Owner::this().expect("it is there");
+        let stamp = Stamp { owner, run_dir: "/run".into(), deadline: SystemTime::UNIX_EPOCH };
+        let order = Order { spec: spec(), stamp, directory: "/run".into() };
+        let sandbox = Sandbox::new(&Driver::Embedded(settings), order).expect("there are such");
+        Slot { sandbox, host }
+    }
+
+    fn spec() -> RunSpec {
+        RunSpec {
+            run: "run-late".to_owned(),
+            root: Root::Host,
+            argv: vec!["true".to_owned()],
+            env: [].into(),
+            limits: Limits::default(),
+            grace: Duration::ZERO,
+            workspace: Workspace::None,
+            mounts: vec![],
+            volumes: vec![],
+            socket_dir: "/run".into(),
+            init: Some("/cogni-init".into()),
+        }
+    }
+}
