@@ -3,8 +3,8 @@
 //! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
 //! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
 //! or [`embedded`], which needs neither a daemon nor an image; a [`slot`] is made before it is known what for, and a
-//! [`resident`] for one run after the other; [`output`] keeps what the sandbox prints; [`owner`] says which process of this machine answers for it; [`probe`] says what this
-//! machine can enforce.
+//! [`resident`] for one run after the other; [`output`] keeps what the sandbox prints; [`owner`] says which process of
+//! this machine answers for it, and [`left`] what this one has given up; [`probe`] says what this machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
 //! that can be said in a [`spec::RunSpec`].
@@ -13,6 +13,7 @@ pub mod docker;
 pub mod driver;
 pub mod embedded;
 pub mod host_path;
+pub mod left;
 pub mod output;
 pub mod owner;
 pub mod probe;
@@ -103,7 +104,8 @@ pub enum Error {
 }
 
 /// A name for what belongs to a run, in the characters that engines and sockets allow. The same run always has the
-/// same one, so that it cannot have two sandboxes at a time.
+/// same one, so that it cannot have two sandboxes of its own at a time, nor two slots of our own driver's. No driver has
+/// that name of a run in an engine's slot, or in a resident: there the run's directory, which no process makes twice, has.
 pub fn name_of(run: &str) -> String {
     format!("cogni-{}", &hex::sha256(run.as_bytes())[..NAME_DIGITS])
 }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::base::tree;
 use crate::sandbox::spec::{GID, HOSTS, HOSTS_TEXT, UID};
-use crate::sandbox::{Owner, name_of};
+use crate::sandbox::{Owner, left, name_of};
 
 /// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
 /// before a reboot is known by it.
@@ -136,6 +136,9 @@ impl Drop for Directory {
 fn take_away(path: &Path) {
     if let Err(error) = remove(path) {
         tracing::error!(%error, path = %path.display(), "the run's directory is left behind");
+        if let Some(name) = path.file_name() {
+            left::note(name.to_string_lossy());
+        }
     }
 }
 

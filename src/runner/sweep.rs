@@ -1,7 +1,8 @@
-//! What crashed processes have left behind: found by the owner that everything of ours carries, and taken away.
+//! What crashed processes, and engines that were away, have left behind: found by the owner that everything of ours
+//! carries, and taken away.
 //!
-//! **Invariant:** nothing is touched whose owner may still live, and nothing that belongs to another installation: one
-//! that has its runs in another directory.
+//! **Invariant:** nothing is touched whose owner may still live, but what this process itself has [`left`] behind, and
+//! nothing that belongs to another installation: one that has its runs in another directory.
 
 use std::fs;
 use std::io;
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::directory::{owner_of, real, remove};
 use crate::sandbox::docker::{self, Docker};
 use crate::sandbox::embedded;
+use crate::sandbox::left::{self, Taken};
 use crate::sandbox::owner::State;
 use crate::sandbox::{self, Owner, name_of, proxy_name_of};
 
@@ -73,11 +75,11 @@ pub enum Fate {
     Unclear,
     /// It belongs to the installation with this directory.
     Elsewhere(String),
-    /// Its owner is dead.
+    /// Its owner is dead, or is this process and has left it behind.
     Orphaned,
-    /// Its owner is dead, and it is gone.
+    /// The same, and it is gone.
     Removed,
-    /// Its owner is dead, and it is still there.
+    /// The same, and it is still there.
     Stuck(String),
 }
 
@@ -107,14 +109,15 @@ impl Sweep {
         let is_silent = matches!(engine, Engine::Failed(_));
         let end = patience.map(|patience| Instant::now() + patience);
         for name in names(&run_dir).with_context(cannot)? {
-            let mut fate = fate(owner_of(&name));
+            let left = left::take(&name);
+            let mut fate = if left.is_some() { Fate::Orphaned } else { fate(owner_of(&name)) };
             let path = run_dir.join(&name);
             if self.apply && fate == Fate::Orphaned && is_silent && may_be_a_containers(&path) {
                 fate =
                     Fate::Stuck("a container may have it, and the engine cannot be asked".into());
             }
             if self.apply && fate == Fate::Orphaned {
-                let removal = remove_run(path);
+                let removal = remove_run(path, left);
                 fate = match end {
                     None => removed(removal.await),
                     Some(end) if end <= Instant::now() => fate,
@@ -159,11 +162,14 @@ impl Sweep {
         let found = spawn_blocking(move || {
             let ours = embedded::leftovers()?.into_iter().filter(|group| group.is_of(&run_dir));
             let found = ours.map(|group| {
-                let mut fate = fate(group.owner.clone());
+                let name = group.name.display().to_string();
+                let left = left::take(&name);
+                let mut fate =
+                    if left.is_some() { Fate::Orphaned } else { fate(group.owner.clone()) };
                 if may_remove && fate == Fate::Orphaned {
-                    fate = removed(embedded::remove(&group.name));
+                    fate = removed(remove_left(left, || embedded::remove(&group.name)));
                 }
-                Found { kind: Kind::Group, name: group.name.display().to_string(), fate }
+                Found { kind: Kind::Group, name, fate }
             });
             Ok(found.collect())
         });
@@ -180,7 +186,14 @@ impl Sweep {
             for container in docker.ours(of).await? {
                 let mut fate = fate_of_container(&container, run_dir);
                 if self.apply && fate == Fate::Orphaned {
+                    // What has its name by the time that it is gone is another.
+                    if left::forget(&container.name) {
+                        left::note(&container.id);
+                    }
                     fate = removed(docker.remove(&container.id).await);
+                    if fate == Fate::Removed {
+                        left::forget(&container.id);
+                    }
                 }
                 found.push(Found { kind: Kind::Container, name: container.name, fate });
             }
@@ -199,9 +212,9 @@ impl Swept {
     pub fn log(self) {
         for Found { kind, name, fate } in self.found {
             match fate {
-                Fate::Removed => tracing::info!(?kind, name, "removed what a crash had left"),
+                Fate::Removed => tracing::info!(?kind, name, "removed what was left behind"),
                 Fate::Stuck(error) => {
-                    tracing::warn!(?kind, name, error, "cannot remove what a crash has left");
+                    tracing::warn!(?kind, name, error, "cannot remove what is left behind");
                 }
                 Fate::InUse | Fate::Unclear | Fate::Elsewhere(_) | Fate::Orphaned => (),
             }
@@ -223,7 +236,9 @@ fn fate_of_container(container: &docker::Found, run_dir: &Path) -> Fate {
     let is_over = container
         .deadline
         .is_some_and(|deadline| deadline.elapsed().is_ok_and(|since| since >= LONG_OVER));
+    let is_left = || [&container.id, &container.name].into_iter().any(|name| left::is_noted(name));
     match fate(owner.clone()) {
+        Fate::InUse if owner == Owner::this().ok() && is_left() => Fate::Orphaned,
         // Whoever it is, the run is over, and its runner's and its first process's time for an end.
         Fate::Unclear if is_over && owner.is_some() => Fate::Orphaned,
         fate => fate,
@@ -252,14 +267,23 @@ fn may_be_a_containers(directory: &Path) -> bool {
 
 /// Ends what runs of a container of our own, whose groups of processes are named like the run's directory, and then
 /// removes that.
-async fn remove_run(directory: PathBuf) -> anyhow::Result<()> {
+async fn remove_run(directory: PathBuf, left: Option<Taken>) -> anyhow::Result<()> {
     let names = directory.file_name().zip(directory.parent());
     let group = names.map(|(name, run_dir)| embedded::group_of(&name.to_string_lossy(), run_dir));
     let removed = spawn_blocking(move || {
-        group.map_or(Ok(()), |group| embedded::remove(&group))?;
-        remove(&directory)
+        remove_left(left, || {
+            group.map_or(Ok(()), |group| embedded::remove(&group))?;
+            remove(&directory)
+        })
     });
     Ok(removed.await??)
+}
+
+/// What is not removed stays noted.
+fn remove_left(left: Option<Taken>, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    remove()?;
+    left.into_iter().for_each(Taken::forget);
+    Ok(())
 }
 
 /// None where there is no such directory: nothing has run here yet.

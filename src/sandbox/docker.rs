@@ -1,7 +1,8 @@
 //! The driver for Docker Engine: makes a container, watches it to its end, and takes it away again.
 //!
 //! **Invariant:** whatever has become of its start, [`Sandbox::remove`] asks for the container's removal. What an engine
-//! does not do within its time is left to the sweep, which knows the container by its labels.
+//! does not do within its time is left to the sweep, which knows the container by its labels: this process's own finds
+//! it in what it has [`left`].
 
 mod brought;
 mod container;
@@ -27,7 +28,7 @@ use super::output::Output;
 use super::owner::State;
 use super::spec::docker::{DEADLINE_LABEL, DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body, podman};
 use super::spec::{SECCOMP, Stamp};
-use super::{Cause, Ended, Error, Order, Owner, name_of};
+use super::{Cause, Ended, Error, Order, Owner, left, name_of};
 use container::{Container, Outcome, Running};
 
 /// A connection to an engine.
@@ -161,6 +162,8 @@ impl Docker {
         body: ContainerCreateBody,
         stamp: &Stamp,
     ) -> Result<Container, Error> {
+        // From here on there may be another of this name.
+        let was_left = left::forget(name);
         let mut tries = 0;
         loop {
             tries += 1;
@@ -174,6 +177,9 @@ impl Docker {
                         // A sweep, which begins with every run, was quicker.
                         None if tries < CREATIONS && self.is_gone(name).await => (),
                         None => {
+                            if was_left {
+                                left::note(name);
+                            }
                             let run = body.labels.and_then(|mut labels| labels.remove(RUN_LABEL));
                             return Err(Error::Taken(run.unwrap_or_default()));
                         }
@@ -205,13 +211,17 @@ impl Docker {
     }
 
     /// What an engine has made although nobody waited for its answer. One that was cut off in the middle gets some
-    /// time to come out with it.
+    /// time to come out with it; what it makes after that is left behind.
     async fn late(&self, name: &str, stamp: &Stamp, was_cut: bool) -> Option<String> {
         let begun = Instant::now();
         loop {
             let found = self.find(name, stamp, |owner| *owner == stamp.owner).await;
-            if found.is_some() || !was_cut || begun.elapsed() > LATE {
+            if found.is_some() || !was_cut {
                 return found;
+            }
+            if begun.elapsed() > LATE {
+                left::note(name);
+                return None;
             }
             sleep(PAUSE).await;
         }
@@ -234,6 +244,7 @@ impl Docker {
         if removed.await.is_err() {
             let error = Error::Silent("remove a container");
             tracing::error!(%error, container = id, "the container is left behind");
+            left::note(id);
         }
     }
 }
@@ -258,7 +269,7 @@ impl Sandbox {
     pub(super) async fn start(&mut self, order: &Order) -> Result<Started, Error> {
         self.is_starting = true;
         let started = self.create_and_start(order).await;
-        self.is_starting = false;
+        self.is_starting = matches!(&started, Err(error) if !is_settled(error));
         started
     }
 
@@ -295,6 +306,17 @@ impl Sandbox {
         if let Some(id) = id {
             docker.tidy_up(&id).await;
         }
+    }
+}
+
+/// Whether nothing may come any more of what has failed so: we have not asked for it, or the engine itself has said no.
+fn is_settled(error: &Error) -> bool {
+    match error {
+        Error::Engine { source, .. } => {
+            matches!(source, EngineError::DockerResponseServerError { .. })
+        }
+        Error::Silent(_) => false,
+        _ => true,
     }
 }
 

@@ -34,7 +34,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::driver::Started;
 use super::output::{Output, Stream, follow};
 use super::spec::oci;
-use super::{Cause, Ended, Error, Order, name_of};
+use super::{Cause, Ended, Error, Order, left, name_of};
 use messages::{Event, Signal, Task};
 
 pub(super) use cgroup::kills_for_memory;
@@ -307,10 +307,11 @@ pub(super) async fn pump<W: AsyncWrite + Unpin>(
 
 /// The helper has done this already, if it was given the time.
 async fn tidy_up(cgroup: &Path) {
-    let cgroup = cgroup.to_owned();
-    let removed = tokio::task::spawn_blocking(move || remove(&cgroup)).await;
+    let group = cgroup.to_owned();
+    let removed = tokio::task::spawn_blocking(move || remove(&group)).await;
     if let Ok(Err(error)) = removed {
         tracing::error!(%error, "a group of processes is left behind");
+        left::note(cgroup.to_string_lossy());
     }
 }
 

@@ -11,6 +11,7 @@ mod isolation;
 mod killed;
 mod left;
 mod leftover;
+mod living;
 mod proxy;
 mod repository;
 mod residents;

@@ -43,6 +43,8 @@ pub(crate) enum Fault {
     Late(Duration),
     /// The engine does it later.
     Slow(Duration),
+    /// The engine has done it, and the connection ends; and nobody can look at it before [`Middleman::resume`].
+    Forsaken,
 }
 
 pub(crate) struct Middleman {
@@ -133,6 +135,11 @@ impl Middleman {
         }
     }
 
+    /// From now on nothing meets a fault.
+    pub(crate) fn resume(&self) {
+        self.shared.state().plan = Plan::None;
+    }
+
     pub(crate) fn come_back(&self) {
         self.shared.state().is_down = false;
     }
@@ -193,6 +200,10 @@ impl Shared {
                 Fault::AnswerCut => return to_client.write_all(&answer[..answer.len() / 2]),
                 Fault::Late(delay) => pause_for(delay),
                 Fault::Slow(_) => (),
+                Fault::Forsaken => {
+                    self.state().plan = Plan::Each(Call::Inspect, Fault::Refused);
+                    return Ok(());
+                }
                 Fault::Lost | Fault::AnswerLost | Fault::Refused => {
                     return hold(from_client, Some(fault));
                 }
