@@ -176,7 +176,8 @@ impl Sandbox {
     /// What is done in any case, because it takes no time.
     async fn prepare(&mut self) -> Result<(), Error> {
         match (&mut self.made, &self.claim) {
-            // An engine refuses the name of a container that is there.
+            // An engine refuses the name of a container that is there; of a slot that is the slot's. For what a slot of an
+            // engine's is claimed for, only the run's directory refuses another, in the same process.
             (Made::Docker(_), _) => Ok(()),
             (Made::Embedded(made), Some(claim)) => made.take_name(claim.run()).await,
             (Made::Embedded(made), None) => made.prepare(&self.order).await,
