@@ -66,7 +66,16 @@ fn spoiled(why: &str) -> Failure {
 struct Nature {
     limits: [Rlimit; 16],
     priority: i32,
+    scheduling: Scheduling,
     processors: Vec<bool>,
+}
+
+/// How the kernel shares out processors and disks: `struct sched_attr`, as it was first, and the class of input and output.
+/// What a kernel does not say stays as it is made.
+#[derive(Default, PartialEq)]
+struct Scheduling {
+    attributes: [u64; 6],
+    class_of_io: libc::c_long,
 }
 
 impl Nature {
@@ -75,8 +84,22 @@ impl Nature {
         Ok(Self {
             limits: LIMITS.map(process::getrlimit),
             priority: process::getpriority_process(None)?,
+            scheduling: Scheduling::of_this(),
             processors: (0..thread::CpuSet::MAX_CPU).map(|cpu| processors.is_set(cpu)).collect(),
         })
+    }
+}
+
+impl Scheduling {
+    #[expect(unsafe_code, reason = "there are no safe calls that say this")]
+    fn of_this() -> Self {
+        let mut this = Self::default();
+        let size = size_of_val(&this.attributes);
+        // SAFETY: the kernel writes `size` bytes at most, and these are ours, and may be any.
+        unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut this.attributes, size, 0) };
+        // SAFETY: the kernel takes two numbers, and writes nothing.
+        this.class_of_io = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) };
+        this
     }
 }
 
@@ -98,6 +121,9 @@ const LIMITS: [Resource; 16] = [
     Resource::Sigpending,
     Resource::Stack,
 ];
+
+/// From `linux/ioprio.h`.
+const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 
 /// The last word on an agent.
 const READY: u8 = 0;
