@@ -185,12 +185,7 @@ impl Residents {
         order: Order,
     ) -> Result<Prepared, Unclaimed> {
         check(&order)?;
-        let held = timeout(self.terms.wait, self.room(key).lock_owned());
-        let held = cancel.run_until_cancelled(held).await.ok_or(Unclaimed::Cancelled)?;
-        let mut held = held.map_err(|_| Unclaimed::Busy(key.shown()))?;
-        if self.closed.is_cancelled() {
-            return Err(Unclaimed::Closed);
-        }
+        let mut held = self.enter(cancel, key).await?;
         let Order { mut config, mut spec, agent, target, run_dir, driver, seats, .. } = order;
         let had = held.as_ref().map(|stay| Arc::clone(&stay.home));
         let tenant = key.tenant(target.as_ref().map(Target::line));
@@ -291,6 +286,21 @@ impl Residents {
         rooms.retain(|_, room| {
             Arc::strong_count(room) > 1 || room.try_lock().is_ok_and(|held| held.is_some())
         });
+    }
+
+    /// Returns when the key is this run's, and nothing of another runs there.
+    async fn enter(&self, cancel: &CancellationToken, key: &Key) -> Result<Held, Unclaimed> {
+        let held = timeout(self.terms.wait, self.room(key).lock_owned());
+        let held = cancel.run_until_cancelled(held).await.ok_or(Unclaimed::Cancelled)?;
+        let mut held = held.map_err(|_| Unclaimed::Busy(key.shown()))?;
+        if self.closed.is_cancelled() {
+            return Err(Unclaimed::Closed);
+        }
+        // Of a run that was given up in its midst the program may run on, in the workspace that is to be filled.
+        if held.as_ref().is_some_and(Stay::is_spoiled) {
+            leave(&mut held).await;
+        }
+        Ok(held)
     }
 
     /// The key's, which nobody forgets as long as it is held.
@@ -447,9 +457,12 @@ impl Stay {
     }
 
     fn suits(&self, kind: &Kind, terms: &Terms) -> bool {
-        self.kind == *kind
-            && self.resident.as_ref().is_none_or(Resident::is_ready)
-            && !self.is_worn(terms)
+        self.kind == *kind && !self.is_spoiled() && !self.is_worn(terms)
+    }
+
+    /// Something of a run may be left in its sandbox.
+    fn is_spoiled(&self) -> bool {
+        self.resident.as_ref().is_some_and(|resident| !resident.is_ready())
     }
 
     /// It has had its time, or all its runs.

@@ -5,13 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use cogni_gateway::runner::Order;
-use cogni_gateway::runner::residents::{Key, Terms};
+use cogni_gateway::runner::residents::{Key, Residents, Terms, Unclaimed};
 use cogni_gateway::sandbox::RunSpec;
 use cogni_gateway::sandbox::spec::Limits;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Kept, TERMS, exists};
+use super::{Kept, TERMS, exists, key, shelf};
 use crate::runner::sandboxed::sh;
 use crate::support::installation::{Place, places, run};
 use crate::support::process::patience;
@@ -137,6 +137,57 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
         assert_ne!(first["stdout"], second["stdout"]);
         kept.stop().await;
     }
+}
+
+/// R7: of a run that was given up in its midst nothing writes any more where the next one's branch is about to be laid out.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
+    for place in places() {
+        // Nobody looks after them, so that only the next run does.
+        let residents = Residents::new(&shelf(&place), TERMS);
+        let key = key();
+        let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
+        let given_up = residents.claim(&key, place.order("run-1", &script));
+        let given_up = Box::pin(given_up).await.unwrap();
+        let begun = given_up.workspace().unwrap().join("begun");
+        tokio::select! {
+            result = run(given_up) => panic!("{result}"),
+            () = exists(&begun) => (),
+        }
+        assert_eq!(residents.count(), 1);
+        // It comes to nothing, after the workspace would be filled and before there is another sandbox.
+        let mut order = place.order("run-2", &script);
+        order.run_dir = begun;
+        let next = Box::pin(residents.claim(&key, order)).await;
+        assert!(matches!(next.err(), Some(Unclaimed::Order(_))));
+        assert_eq!(residents.count(), 0);
+        assert_eq!(place.waiting(), Vec::<String>::new());
+        let stop = CancellationToken::new();
+        stop.cancel();
+        residents.keep(stop).await;
+    }
+}
+
+/// R7: what a run has done to its sandbox's first process would be the next one's, and is nobody's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, TERMS);
+    for (count, change) in [
+        (1, "true"),
+        (0, "prlimit --pid 1 --nofile=512:512"),
+        (0, "renice 5 1"),
+        (0, "chrt --idle --pid 0 1"),
+        (0, "chrt --batch --pid 0 1"),
+        (0, "ionice -c 3 -p 1"),
+        (1, "ionice -p 1"),
+    ] {
+        let name = change.replace([' ', '='], "-");
+        let result = run(kept.claim(place.order(&name, &sh(change))).await).await;
+        assert_eq!((&result["exit_code"], change), (&json!(0), change), "{result}");
+        assert_eq!((kept.residents.count(), change), (count, change));
+    }
+    kept.stop().await;
 }
 
 fn first_line(result: &Value) -> &str {
