@@ -105,9 +105,18 @@ struct Stay {
     directory: Directory,
     resident: Option<Resident>,
     born: Instant,
+    /// What its sandbox says of itself: until when it is not left behind, whoever looks.
+    deadline: SystemTime,
     used: Instant,
     runs: u32,
     seat: Option<OwnedSemaphorePermit>,
+}
+
+/// What a run needs of its stay.
+struct Need {
+    kind: Kind,
+    home: Arc<Home>,
+    max_runtime: Duration,
 }
 
 /// What cannot be changed from run to run.
@@ -208,8 +217,9 @@ impl Residents {
         if let Some(agent) = &agent {
             agent.prepare(&mut spec, &own, target.is_some())?;
         }
-        let kind = Kind::new(&driver, &spec);
-        let stay = self.stay(&mut held, (kind, home), &own).await?;
+        let (kind, max_runtime) = (Kind::new(&driver, &spec), spec.limits.max_runtime);
+        let need = Need { kind, home, max_runtime };
+        let stay = self.stay(&mut held, need, &own).await?;
         place(&mut config, &mut spec, &stay.directory);
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: own.parent(), deadline };
@@ -334,10 +344,10 @@ impl Residents {
     async fn stay<'held>(
         &self,
         held: &'held mut Held,
-        (kind, home): (Kind, Arc<Home>),
+        need: Need,
         run: &Directory,
     ) -> Result<&'held mut Stay, Unclaimed> {
-        if held.as_ref().is_some_and(|stay| !stay.suits(&kind, &self.terms)) {
+        if held.as_ref().is_some_and(|stay| !stay.suits(&need, &self.terms)) {
             leave(held).await;
         }
         let seat = match &mut **held {
@@ -345,7 +355,7 @@ impl Residents {
             _ => Some(self.take_seat().await?),
         };
         if held.is_none() {
-            **held = Some(Stay::new(kind, home, run)?);
+            **held = Some(Stay::new(need.kind, need.home, run)?);
         }
         let stay = held.as_mut().expect("it was made just now");
         stay.seat = stay.seat.take().or(seat);
@@ -413,15 +423,16 @@ impl Stay {
         let id = format!("resident-{}", Uuid::now_v7());
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let directory = Directory::create(&run.parent(), &id, &owner)?;
-        let now = Instant::now();
-        let (resident, seat) = (None, None);
-        Ok(Self { kind, home, id, directory, resident, born: now, used: now, runs: 0, seat })
+        let (now, deadline) = (Instant::now(), SystemTime::now());
+        let (born, used, resident, runs, seat) = (now, now, None, 0, None);
+        Ok(Self { kind, home, id, directory, resident, born, deadline, used, runs, seat })
     }
 
-    /// Makes the sandbox, where there is none that is well.
+    /// Makes the sandbox, where there is none that is well, for a run that may take so long.
     async fn make(
         &mut self,
         terms: &Terms,
+        max_runtime: Duration,
         stop: impl Future<Output = ()>,
     ) -> Result<(), sandbox::Error> {
         if let Some(resident) = &mut self.resident
@@ -433,7 +444,8 @@ impl Stay {
             tracing::warn!(resident = self.id, "a resident sandbox is not well, and is replaced");
             Box::pin(resident.remove()).await;
         }
-        let order = self.order(terms);
+        self.deadline = SystemTime::now() + terms.max_age + max_runtime;
+        let order = self.order();
         let order = order.map_err(|error| sandbox::Error::Resident(error.to_string()))?;
         self.resident = Some(Resident::start(&self.kind.driver, order, stop).await?);
         (self.born, self.runs) = (Instant::now(), 0);
@@ -441,14 +453,13 @@ impl Stay {
     }
 
     /// What a sandbox is made by.
-    fn order(&self, terms: &Terms) -> io::Result<sandbox::Order> {
+    fn order(&self) -> io::Result<sandbox::Order> {
         // One that was made here before has left its own.
         let directory = self.directory.path().join("made");
         remove(&directory)?;
         fs::create_dir(&directory)?;
-        let Kind { spec, .. } = self.kind.clone();
+        let (Kind { spec, .. }, deadline) = (self.kind.clone(), self.deadline);
         let (run, socket_dir) = (self.id.clone(), self.directory.socket_dir());
-        let deadline = SystemTime::now() + terms.max_age + spec.limits.max_runtime;
         Ok(sandbox::Order {
             spec: RunSpec { run, socket_dir, ..spec },
             stamp: Stamp { owner: Owner::this()?, run_dir: self.directory.parent(), deadline },
@@ -456,8 +467,10 @@ impl Stay {
         })
     }
 
-    fn suits(&self, kind: &Kind, terms: &Terms) -> bool {
-        self.kind == *kind && !self.is_spoiled() && !self.is_worn(terms)
+    fn suits(&self, need: &Need, terms: &Terms) -> bool {
+        let end = SystemTime::now() + need.max_runtime;
+        let is_over = self.resident.is_some() && end > self.deadline;
+        self.kind == need.kind && !self.is_spoiled() && !self.is_worn(terms) && !is_over
     }
 
     /// Something of a run may be left in its sandbox.

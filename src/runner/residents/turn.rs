@@ -33,7 +33,8 @@ impl Turn {
         let Self { held, terms, spec } = self;
         let stay = held.as_mut().expect("a turn is in a stay");
         let mut cause = None;
-        let made = stay.make(terms, async { cause = Some(until.as_mut().await) }).await;
+        let stop = async { cause = Some(until.as_mut().await) };
+        let made = stay.make(terms, spec.limits.max_runtime, stop).await;
         if let Some(cause) = cause {
             return Ok(Ended { cause: Some(cause), ..Ended::default() });
         }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use cogni_gateway::runner::Order;
 use cogni_gateway::runner::residents::{Key, Residents, Terms, Unclaimed};
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Kept, TERMS, exists, key, shelf};
 use crate::runner::sandboxed::sh;
+use crate::support::engine::must;
 use crate::support::installation::{Place, places, run};
 use crate::support::process::patience;
 
@@ -187,6 +188,30 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
         assert_eq!((&result["exit_code"], change), (&json!(0), change), "{result}");
         assert_eq!((kept.residents.count(), change), (count, change));
     }
+    kept.stop().await;
+}
+
+/// R5, R7: whoever sees its owner's processes goes by these; others, by what its container says of its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
+    let place = Place::docker();
+    let kept = Kept::new(&place, TERMS);
+    let mut said = vec![];
+    for (name, hours) in [("run-1", 1), ("run-2", 72), ("run-3", 72), ("run-4", 1)] {
+        let mut order = place.order(name, &["true"]);
+        order.spec.limits.max_runtime = Duration::from_hours(hours);
+        let needed = SystemTime::now() + order.spec.limits.max_runtime;
+        let result = run(kept.claim(order).await).await;
+        assert_eq!(result["ok"], true, "{result}");
+        let filter = format!("label=cogni.dir={}", place.run_dir().display());
+        let format = "{{.Label \"cogni.deadline\"}}";
+        let label = must(&["ps", "--filter", &filter, "--format", format]);
+        let label = label.trim().parse().unwrap();
+        assert!(SystemTime::UNIX_EPOCH + Duration::from_secs(label) >= needed, "{name}");
+        said.push(label);
+    }
+    assert_ne!(said[0], said[1]);
+    assert!(said[1..].iter().all(|label| *label == said[1]), "{said:?}");
     kept.stop().await;
 }
 
