@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -60,7 +61,7 @@ pub struct Terms {
     pub max_age: Duration,
     /// Since its last run.
     pub max_idle: Duration,
-    /// How long a run waits for the one before it.
+    /// How long a run waits for the one before it, and how long for a place where all are in use.
     pub wait: Duration,
 }
 
@@ -219,7 +220,7 @@ impl Residents {
         }
         let (kind, max_runtime) = (Kind::new(&driver, &spec), spec.limits.max_runtime);
         let need = Need { kind, home, max_runtime };
-        let stay = self.stay(&mut held, need, &own).await?;
+        let stay = self.stay(cancel, &mut held, need, &own).await?;
         place(&mut config, &mut spec, &stay.directory);
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = Stamp { owner, run_dir: own.parent(), deadline };
@@ -343,6 +344,7 @@ impl Residents {
     /// What the key has by now, with nothing in it that this run could not be given.
     async fn stay<'held>(
         &self,
+        cancel: &CancellationToken,
         held: &'held mut Held,
         need: Need,
         run: &Directory,
@@ -352,7 +354,7 @@ impl Residents {
         }
         let seat = match &mut **held {
             Some(Stay { seat: Some(_), .. }) => None,
-            _ => Some(self.take_seat().await?),
+            _ => Some(self.take_seat(cancel).await?),
         };
         if held.is_none() {
             **held = Some(Stay::new(need.kind, need.home, run)?);
@@ -362,17 +364,38 @@ impl Residents {
         Ok(stay)
     }
 
-    /// Where there is none, the sandbox goes that was idle for the longest time.
-    async fn take_seat(&self) -> Result<OwnedSemaphorePermit, Unclaimed> {
+    /// Where there is none, the sandbox goes that was idle for the longest time. One that somebody has may only be on its
+    /// way out, or become idle in a moment, so it is looked more than once; whoever takes one away finishes that.
+    async fn take_seat(
+        &self,
+        cancel: &CancellationToken,
+    ) -> Result<OwnedSemaphorePermit, Unclaimed> {
+        let end = Instant::now() + self.terms.wait;
+        let mut seat = pin!(Arc::clone(&self.seats).acquire_owned());
+        let mut pause = Duration::ZERO;
         loop {
-            if let Ok(seat) = Arc::clone(&self.seats).try_acquire_owned() {
-                return Ok(seat);
+            tokio::select! {
+                biased;
+                seat = &mut seat => return Ok(seat.expect("nobody closes them")),
+                () = self.closed.cancelled() => return Err(Unclaimed::Closed),
+                () = cancel.cancelled() => return Err(Unclaimed::Cancelled),
+                () = sleep(pause) => (),
             }
-            let idle = self.all().into_iter().filter_map(|room| room.try_lock_owned().ok());
-            let idle = idle.filter(|held| held.as_ref().is_some_and(|stay| stay.seat.is_some()));
-            let longest = idle.min_by_key(|held| held.as_ref().map(|stay| stay.used));
-            leave(&mut longest.ok_or(Unclaimed::Full(self.terms.most))?).await;
+            pause = match self.longest_idle() {
+                Some(mut idle) => {
+                    leave(&mut idle).await;
+                    Duration::ZERO
+                }
+                None if Instant::now() >= end => return Err(Unclaimed::Full(self.terms.most)),
+                None => AGAIN,
+            };
         }
+    }
+
+    fn longest_idle(&self) -> Option<Held> {
+        let idle = self.all().into_iter().filter_map(|room| room.try_lock_owned().ok());
+        let idle = idle.filter(|held| held.as_ref().is_some_and(|stay| stay.seat.is_some()));
+        idle.min_by_key(|held| held.as_ref().map(|stay| stay.used))
     }
 }
 
@@ -495,7 +518,7 @@ impl Stay {
 /// Of a key's name. 128 bits: no two of an installation's keys meet by accident.
 const NAME_DIGITS: usize = 32;
 
-/// For whoever looks whether a workspace may be forgotten.
+/// For whoever waits for a workspace that is looked at, or for a place: somebody has it for the moment.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// How often it is looked after the sandboxes.

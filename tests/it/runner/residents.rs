@@ -227,6 +227,30 @@ async fn a_run_for_which_there_is_no_place_is_told_so() {
     assert!(matches!(late, Err(Unclaimed::Closed)));
 }
 
+/// R7: where all have one, the next is not sent away before anybody could have given one back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_waits_for_a_place() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, Terms { most: 1, ..TERMS });
+    let first = kept.claim(place.order("run-1", &["true"])).await;
+    let other = Key::new("agent", "other");
+    let mut second = kept.claim_for(other.clone(), place.order("run-2", &["true"]));
+    let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
+    assert!(waits.is_err(), "there is one place, and somebody has it");
+    let (first, second) = tokio::join!(run(first), second);
+    assert_eq!(first["ok"], json!(true), "{first}");
+
+    let cancel = CancellationToken::new();
+    let key = key();
+    let third = kept.residents.claim_until(&cancel, &key, place.order("run-3", &["true"]));
+    let (third, ()) = tokio::join!(Box::pin(third), async { cancel.cancel() });
+    assert!(matches!(third.err(), Some(Unclaimed::Cancelled)));
+    let second = run(second).await;
+    assert_eq!(second["ok"], json!(true), "{second}");
+    assert_eq!(kept.residents.count(), 1);
+    kept.stop().await;
+}
+
 /// As [`patience`], beside something that goes on.
 async fn exists(path: &Path) {
     let begun = Instant::now();
