@@ -204,7 +204,8 @@ mod tests {
             theirs.read_exact(&mut words).await.expect("it is told to end");
             assert_eq!(words, [TERMINATE[0], KILL[0]]);
             sleep(PATIENCE + WIPE / 2).await;
-            theirs.write_all(&[7]).await.expect("somebody is there");
+            // An exit code of zero looks like the last word.
+            theirs.write_all(&[WELL]).await.expect("somebody is there");
             theirs
         };
         let spec = spec();
