@@ -354,7 +354,7 @@ const RESIDENT_AGE: Duration = Duration::from_hours(24);
 /// A resident sandbox that nobody has used for so long gives its memory back.
 const RESIDENT_IDLE: Duration = Duration::from_mins(10);
 
-/// How long a run waits for the one before it on its branch.
+/// How long a run waits for the one before it on its branch, or for a place.
 const RESIDENT_WAIT: Duration = Duration::from_mins(10);
 
 /// How often a service looks for what is due.
