@@ -12,6 +12,7 @@
 pub mod docker;
 pub mod driver;
 pub mod embedded;
+pub mod first;
 pub mod host_path;
 pub mod left;
 pub mod output;
@@ -27,6 +28,7 @@ use std::time::Duration;
 use crate::base::hex;
 
 pub use driver::{Driver, Order, Sandbox};
+pub use first::First;
 pub use owner::Owner;
 pub use resident::Resident;
 pub use slot::Slot;

@@ -10,7 +10,8 @@ use tokio::time::{Instant, timeout};
 
 use super::{Entry, Maker};
 use crate::sandbox::docker::Docker;
-use crate::sandbox::{self, embedded};
+use crate::sandbox::first::NotStatic;
+use crate::sandbox::{self, First, embedded};
 
 /// What this machine has for agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +19,8 @@ pub struct Machine {
     pub docker_socket: PathBuf,
     /// Who makes sandboxes for agents that do not say.
     pub driver: Maker,
-    /// The sandbox's first process.
-    pub init: Option<PathBuf>,
+    /// What sandboxes have as their first process.
+    pub init: First,
     /// Whether a sandbox of our own may do without limits on memory, processes and processors.
     pub may_be_unlimited: bool,
 }
@@ -45,6 +46,8 @@ pub enum Reason {
     NoProgram,
     #[error("there is no cogni-init at `{}`", .0.display())]
     NoInit(PathBuf),
+    #[error(transparent)]
+    NotStatic(#[from] NotStatic),
 }
 
 /// What was found out, for some seconds: an engine is not asked for each who wants to know.
@@ -66,8 +69,8 @@ struct Found {
 /// # Errors
 /// Why not.
 pub async fn available(entry: &Entry, machine: &Machine) -> Result<(), Reason> {
-    match &machine.init {
-        Some(init) if !init.is_file() => return Err(Reason::NoInit(init.clone())),
+    match machine.init.file(&entry.root())? {
+        Some(init) if !init.is_file() => return Err(Reason::NoInit(init.to_owned())),
         None if entry.program.is_some() => return Err(Reason::NoProgram),
         _ => (),
     }

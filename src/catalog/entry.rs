@@ -12,6 +12,7 @@ use crate::base::hex;
 use crate::body::Grants;
 use crate::budget;
 use crate::delivery::rules::Own;
+use crate::sandbox::spec::Root;
 use crate::sandbox::spec::Wanted;
 
 /// One agent.
@@ -173,6 +174,15 @@ pub struct Beside {
 }
 
 impl Entry {
+    /// Where its sandboxes have their programs from.
+    pub fn root(&self) -> Root {
+        match (&self.image, &self.rootfs) {
+            (Some(image), _) => Root::Image(image.clone()),
+            (None, Some(path)) => Root::Directory(path.clone()),
+            (None, None) => Root::Host,
+        }
+    }
+
     /// What it is called in the records of its calls.
     pub fn graph(&self) -> &str {
         self.graph_id.as_deref().unwrap_or(&self.name)

@@ -1,11 +1,10 @@
 //! `cogni-gateway agents`: the catalog, and which of its agents can run here.
 
-use std::env;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::json;
 
 use super::run::{Agents, Places, init};
@@ -63,28 +62,17 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 impl Args {
     fn listed<'a>(&self, catalog: &'a Catalog) -> anyhow::Result<Vec<(&'a Entry, Listed)>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let listed = catalog.entries().map(|entry| {
-            let machine = self.machine(entry)?;
-            let available = runtime.block_on(available(entry, &machine));
-            Ok((&**entry, Listed::new(entry, &available)))
-        });
-        listed.collect()
-    }
-
-    fn machine(&self, entry: &Entry) -> anyhow::Result<Machine> {
-        let has_own_root = entry.image.is_some() || entry.rootfs.is_some();
-        let init = match init(self.init.clone(), has_own_root) {
-            Ok(init) => init,
-            // Where it was looked for.
-            Err(_) => Some(match &self.init {
-                Some(path) => path.clone(),
-                None => env::current_exe()
-                    .context("this program has no path")?
-                    .with_file_name("cogni-init"),
-            }),
+        let machine = Machine {
+            docker_socket: self.places.docker_socket.clone(),
+            driver: Maker::Auto,
+            init: init(self.init.clone())?,
+            may_be_unlimited: false,
         };
-        let docker_socket = self.places.docker_socket.clone();
-        Ok(Machine { docker_socket, driver: Maker::Auto, init, may_be_unlimited: false })
+        let listed = catalog.entries().map(|entry| {
+            let available = runtime.block_on(available(entry, &machine));
+            (&**entry, Listed::new(entry, &available))
+        });
+        Ok(listed.collect())
     }
 }
 

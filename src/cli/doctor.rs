@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::run::Places;
+use super::run::{Places, init};
 use crate::sandbox::probe::{Facts, Finding, Report, engine, machine};
 
 #[derive(Debug, clap::Args)]
@@ -35,12 +35,8 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 }
 
 fn look(args: &Args) -> anyhow::Result<Facts> {
-    let init = match &args.init {
-        Some(path) => path.clone(),
-        None => env::current_exe()?.with_file_name("cogni-init"),
-    };
+    let init = init(args.init.clone())?;
     let runtime_dir = env::var_os("XDG_RUNTIME_DIR");
-    let init = Some(init).filter(|init| init.is_file());
     let facts = machine::look(&args.places.run_dir, init, runtime_dir.as_deref().map(Path::new));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let docker = runtime.block_on(engine::ask(&args.places.docker_socket));

@@ -31,6 +31,7 @@ use crate::config::{Admin, Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::delivery::Relayed;
 use crate::runner::{self, Host, Llm, MODEL, Maker, Order, Prepared, Reins, Request, RunResult};
+use crate::sandbox::First;
 use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
 use repository::Asked;
@@ -129,7 +130,7 @@ struct Args {
     #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
     grace: Option<Duration>,
 
-    /// The sandbox's first process, or `none` [default: cogni-init beside this program]
+    /// The sandbox's first process, or `none` [default: cogni-init beside this program, which for an image has to be static]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
@@ -361,12 +362,8 @@ fn asked(
         (args.repository.clone(), args.places.clone(), args.init.clone());
     let catalog = args.agents.catalog()?;
     let request = args.request()?.over(file);
-    let has_own_root = request.image.is_some() || request.rootfs.is_some();
-    let host = Host {
-        docker_socket: places.docker_socket,
-        run_dir: places.run_dir,
-        init: init(given, has_own_root)?,
-    };
+    let host =
+        Host { docker_socket: places.docker_socket, run_dir: places.run_dir, init: init(given)? };
     let mut config = configure(matches, variable, &request)?;
     config.files.extend(repository.private());
     let asked = repository.asked(&config.identity.run)?;
@@ -461,19 +458,12 @@ fn message(given: String) -> anyhow::Result<String> {
     io::read_to_string(io::stdin()).context("the message cannot be read from standard input")
 }
 
-/// `None` is none at all.
-pub(super) fn init(given: Option<PathBuf>, has_own_root: bool) -> anyhow::Result<Option<PathBuf>> {
-    if given.as_deref() == Some(Path::new("none")) {
-        return Ok(None);
+/// What sandboxes have as their first process, where somebody may have named it.
+pub(super) fn init(given: Option<PathBuf>) -> anyhow::Result<First> {
+    let Some(path) = given else { return First::ours().context("this program has no path") };
+    if path == Path::new("none") {
+        return Ok(First::None);
     }
-    let this = env::current_exe()?;
-    let beside = this.with_file_name("cogni-init");
-    let path = match given {
-        Some(path) => path,
-        // Where this machine's programs run, this one does, and is cogni-init by that name.
-        None if !has_own_root && !beside.exists() => this,
-        None => beside,
-    };
     let found = path.canonicalize().ok().filter(|found| found.is_file());
     let found = found.with_context(|| {
         format!(
@@ -481,7 +471,7 @@ pub(super) fn init(given: Option<PathBuf>, has_own_root: bool) -> anyhow::Result
             path.display()
         )
     })?;
-    Ok(Some(found))
+    Ok(First::Given(found))
 }
 
 /// How this process is asked to end.

@@ -17,6 +17,7 @@ use crate::base::trace;
 use crate::budget;
 use crate::catalog::{Catalog, Entry, Maker, Setup};
 use crate::config::Config;
+use crate::sandbox::First;
 use crate::sandbox::spec::{Access, Mount, Root, Volume, Wanted, Workspace};
 use crate::sandbox::{self, RunSpec, embedded};
 
@@ -78,8 +79,8 @@ pub struct Host {
     pub docker_socket: PathBuf,
     /// Where runs have their directories.
     pub run_dir: PathBuf,
-    /// The sandbox's first process.
-    pub init: Option<PathBuf>,
+    /// What sandboxes have as their first process.
+    pub init: First,
 }
 
 impl Request {
@@ -223,9 +224,11 @@ impl Request {
         let model = self.llm.model.clone().map(|model| (MODEL.to_owned(), model));
         let mut env: BTreeMap<_, _> = model.into_iter().collect();
         env.extend(mem::take(&mut self.env));
+        let root = root(self.image.take(), self.rootfs.take())?;
+        let init = host.init.file(&root)?.map(Path::to_owned);
         Ok(RunSpec {
             run: config.identity.run.clone(),
-            root: root(self.image.take(), self.rootfs.take())?,
+            root,
             argv: mem::take(&mut self.argv),
             env,
             limits: self.limits.limits(),
@@ -234,7 +237,7 @@ impl Request {
             mounts: mem::take(&mut self.mounts),
             volumes: mem::take(&mut self.volumes),
             socket_dir: PathBuf::new(),
-            init: host.init.clone(),
+            init,
         })
     }
 

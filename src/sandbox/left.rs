@@ -63,22 +63,3 @@ fn all() -> MutexGuard<'static, VecDeque<String>> {
 static LEFT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 const MOST: usize = 1024;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_left_is_noted_until_it_is_gone_and_is_bounded() {
-        note("one");
-        drop(take("one").expect("it is noted"));
-        assert!(is_noted("one") && !is_noted("two"));
-        let taken = take("one").expect("it still is");
-        assert!(!is_noted("one") && take("one").is_none());
-        taken.forget();
-        assert!(!forget("one"));
-        (0..=MOST).for_each(|number| note(number.to_string()));
-        assert_eq!(all().len(), MOST);
-        assert!(!is_noted("0") && forget("1"));
-    }
-}

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::First;
+
 /// What was found. A fact that could not be found is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -28,8 +30,8 @@ pub struct Facts {
     /// A socket of Podman's.
     pub podman: Option<PathBuf>,
     pub git: Option<String>,
-    /// The file of `cogni-init`, where it is looked for.
-    pub init: Option<PathBuf>,
+    /// What sandboxes have as their first process.
+    pub init: First,
     pub run_dir: PathBuf,
     /// What a user may have of inotify; all sandboxes have one user.
     pub inotify_instances: Option<u64>,
@@ -268,12 +270,15 @@ fn tool_findings(facts: &Facts) -> Vec<Finding> {
         ok("podman", format!("answers at {}; name it with `--docker-socket`", socket.display()))
     });
     let init = match &facts.init {
-        Some(path) => ok("cogni-init", path.display().to_string()),
-        None => missing(
+        First::Given(path) | First::Ours { anywhere: Some(path), .. } => {
+            ok("cogni-init", path.display().to_string())
+        }
+        First::Ours { here, anywhere: None } => warn(
             "cogni-init",
-            "not beside this program",
-            "make it with `docker/init`, and name it with `--init`",
+            format!("{} needs libraries of this machine, so images cannot have it", here.display()),
+            "for images, make a static one with `docker/init`, and name it with `--init`",
         ),
+        First::None => warn("cogni-init", "none", "images need a bridge of their own"),
     };
     let git = match facts.git.as_deref() {
         None => missing("git", "not there", "the relay needs 2.47.3 or newer; install it"),

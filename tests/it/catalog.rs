@@ -13,6 +13,7 @@ use cogni_gateway::catalog::available::{Availability, Machine, available};
 use cogni_gateway::catalog::placeholder::Values;
 use cogni_gateway::catalog::{Catalog, Entry, Listed, Maker};
 use cogni_gateway::gateway::policy::Config;
+use cogni_gateway::sandbox::First;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -353,8 +354,8 @@ fn an_agent_has_less_time_than_its_sandbox() {
 }
 
 fn machine(init: Option<&Path>, docker_socket: PathBuf) -> Machine {
-    let (driver, init) = (Maker::Auto, init.map(Path::to_owned));
-    Machine { docker_socket, driver, init, may_be_unlimited: false }
+    let init = init.map(|init| First::Given(init.to_owned())).unwrap_or_default();
+    Machine { docker_socket, driver: Maker::Auto, init, may_be_unlimited: false }
 }
 
 /// A2: why an agent cannot run here is told so that somebody can do something about it.
@@ -364,6 +365,7 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
     let silent = folder.path().join("silent.sock");
     let _listener = UnixListener::bind(&silent).unwrap();
     let init = Path::new(env!("CARGO_BIN_EXE_cogni-init"));
+    let dynamic = First::Ours { here: PathBuf::from("/usr/bin/cogni-init"), anywhere: None };
     let nowhere = || PathBuf::from("/nowhere/docker.sock");
     let mut told = vec![];
     for (more, machine) in [
@@ -371,6 +373,7 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
         ("", machine(None, nowhere())),
         ("program = '/p'", machine(None, nowhere())),
         ("", machine(Some(Path::new("/nowhere/init")), nowhere())),
+        ("image = 'i:1'", Machine { init: dynamic, ..machine(None, nowhere()) }),
         ("rootfs = '/nowhere/root'", machine(Some(init), nowhere())),
         ("image = 'i:1'", machine(Some(init), nowhere())),
         ("image = 'i:1'", machine(Some(init), silent)),
@@ -384,6 +387,7 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
     it can
     its program is in the file of cogni-init, and nobody says where that is
     there is no cogni-init at `/nowhere/init`
+    `/usr/bin/cogni-init` needs libraries of this machine, which another root may not have; make a static cogni-init with `docker/init`, and say with `--init` where it is, or `--init none` for a root with a bridge of its own
     its root `/nowhere/root` is no directory of this machine
     it needs the image `i:1`, and there is no Docker Engine at `/nowhere/docker.sock`
     it needs the image `i:1`, and Docker Engine does not answer: nothing is heard for 3s

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use cogni_gateway::cli::doctor::print;
+use cogni_gateway::sandbox::First;
 use cogni_gateway::sandbox::probe::{Answers, Cgroups, Engine, Facts, Report, machine};
 use serde_json::Value;
 
@@ -32,7 +33,7 @@ fn good() -> Facts {
         }),
         podman: Some("/run/podman/podman.sock".into()),
         git: Some("2.47.3".to_owned()),
-        init: Some("/usr/lib/cogni-init".into()),
+        init: First::Given("/usr/lib/cogni-init".into()),
         run_dir: "/run/cogni".into(),
         inotify_instances: Some(8192),
         free: Some(8 << 30),
@@ -98,8 +99,8 @@ fn a_machine_that_has_nothing_is_told_what_to_get() {
                                 run it as root, or use Docker
     missing  driver docker      there is no engine
                                 install Docker Engine, or name its socket with `--docker-socket`
-    missing  cogni-init         not beside this program
-                                make it with `docker/init`, and name it with `--init`
+    warn     cogni-init         none
+                                images need a bridge of their own
     missing  git                not there
                                 the relay needs 2.47.3 or newer; install it
     no driver enforces everything

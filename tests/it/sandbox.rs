@@ -2,6 +2,7 @@
 
 mod engine;
 mod host_path;
+mod left;
 mod oci;
 mod output;
 mod owner;

@@ -12,6 +12,7 @@ use crate::cli::relay::Setup;
 use crate::cli::run::init;
 use crate::config::{Config, Place, Serve};
 use crate::runner::{Host, Maker};
+use crate::sandbox::First;
 use crate::supervisor::Settings;
 
 /// All of it, read and checked.
@@ -23,7 +24,7 @@ pub struct Given {
     pub catalog: Catalog,
     pub relay: Setup,
     /// The sandbox's first process.
-    pub init: Option<PathBuf>,
+    pub init: First,
 }
 
 /// The flags that are the service's own. What they say wins over the file.
@@ -57,7 +58,7 @@ struct Flags {
     #[arg(long)]
     allow_unlimited: bool,
 
-    /// The sandbox's first process, or `none` [default: cogni-init beside this program]
+    /// The sandbox's first process, or `none` [default: cogni-init beside this program, which for an image has to be static]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
@@ -82,7 +83,7 @@ impl Given {
         if config.shared.is_some() {
             bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
         }
-        let (init, relay) = (init(flags.init.clone(), false)?, flags.relay.clone());
+        let (init, relay) = (init(flags.init.clone())?, flags.relay.clone());
         let serve = flags.over(config.serve.take());
         config.serve = Some(serve.clone());
         config.check()?;

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use super::{Cgroups, Engine, Facts, landlock, podman_sockets};
+use crate::sandbox::First;
 
 /// What can be found without asking an engine.
-pub fn look(run_dir: &Path, init: Option<PathBuf>, runtime_dir: Option<&Path>) -> Facts {
+pub fn look(run_dir: &Path, init: First, runtime_dir: Option<&Path>) -> Facts {
     let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
     let mounts = read("/proc/self/mounts").unwrap_or_default();
     let actions = read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
