@@ -69,16 +69,16 @@ struct Found {
 /// # Errors
 /// Why not.
 pub async fn available(entry: &Entry, machine: &Machine) -> Result<(), Reason> {
-    match machine.init.file(&entry.root())? {
-        Some(init) if !init.is_file() => return Err(Reason::NoInit(init.to_owned())),
-        None if entry.program.is_some() => return Err(Reason::NoProgram),
-        _ => (),
-    }
     match (&entry.image, entry.driver.or(machine.driver)) {
         (Some(image), Maker::Auto | Maker::Docker) => has_image(image, machine).await,
         (Some(image), Maker::Embedded) => Err(Reason::NoImages(image.clone())),
         (None, Maker::Docker) => Err(Reason::ImageNeeded),
         (None, Maker::Auto | Maker::Embedded) => can_embed(entry, machine),
+    }?;
+    match machine.init.file(&entry.root())? {
+        Some(init) if !init.is_file() => Err(Reason::NoInit(init.to_owned())),
+        None if entry.program.is_some() => Err(Reason::NoProgram),
+        _ => Ok(()),
     }
 }
 

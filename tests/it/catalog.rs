@@ -373,7 +373,7 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
         ("", machine(None, nowhere())),
         ("program = '/p'", machine(None, nowhere())),
         ("", machine(Some(Path::new("/nowhere/init")), nowhere())),
-        ("image = 'i:1'", Machine { init: dynamic, ..machine(None, nowhere()) }),
+        ("rootfs = '/'", Machine { init: dynamic, ..machine(None, nowhere()) }),
         ("rootfs = '/nowhere/root'", machine(Some(init), nowhere())),
         ("image = 'i:1'", machine(Some(init), nowhere())),
         ("image = 'i:1'", machine(Some(init), silent)),
