@@ -34,7 +34,7 @@ fn main() {
     let listen = "TCP-LISTEN:8071,bind=127.7.7.7,fork,reuseaddr,nodelay";
     let mut socat = Command::new("socat");
     socat.args([listen, &format!("UNIX-CONNECT:{socket}")]);
-    let mut ours = Command::new(env!("CARGO_BIN_EXE_cogni-init"));
+    let mut ours = Command::new(concat!(env!("OUT_DIR"), "/cogni-init"));
     ours.args(["--listen", "127.7.7.7:8072", "--socket", socket, "sleep", "100000"]);
     for (name, port, command) in [("socat", 8071, &mut socat), ("init", 8072, &mut ours)] {
         let bridge = Bridge::start(command, &listener, port);

@@ -5,10 +5,10 @@
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench is not production code")]
 
 #[expect(dead_code, reason = "the tests of the relay need more of it")]
-#[path = "../tests/it/relay/place.rs"]
+#[path = "../tests/relay/relay/place.rs"]
 mod place;
 #[expect(dead_code, reason = "the tests of the relay need more of it")]
-#[path = "../tests/it/support/repository.rs"]
+#[path = "../tests/support/repository.rs"]
 mod repository;
 /// Where the tests have it.
 mod support {

@@ -20,6 +20,9 @@ COPY --from=build /rootfs/ /
 COPY --chown=1001:1001 docker/llm-sock/ /llm-sock/
 COPY --chown=1001:1001 docker/llm-sock/ /var/log/cogni/
 USER 1001:1001
+# As a drop-in it has no audit log unless AUDIT_LOG_PATH names one, such as /var/log/cogni/audit.jsonl in a volume; then
+# its budgets outlast a restart, too.
+ENV ALLOW_BUDGET_RESET=true
 
 ENTRYPOINT ["/cogni-gateway"]
 CMD ["proxy"]

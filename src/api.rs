@@ -26,6 +26,7 @@ mod refusal;
 mod runs;
 mod server;
 mod trace;
+mod turns;
 mod watchers;
 
 use std::sync::Arc;
@@ -46,6 +47,7 @@ use crate::observe::metrics::Metrics;
 use crate::supervisor::Supervisor;
 
 pub use server::Listener;
+pub use turns::Turns;
 pub use watchers::Watchers;
 
 use error::Error;
@@ -61,6 +63,8 @@ pub struct Api {
     pub availability: Availability,
     pub metrics: Arc<Metrics>,
     pub watchers: Watchers,
+    /// Reads that take long: lists of runs, and proofs of audit logs.
+    pub long_reads: Turns,
     /// What clients are given.
     pub limits: Limits,
     /// What requests leave behind, and must not be lost.

@@ -3,10 +3,12 @@
 //! Bind first, serve later, and tell the address: what fails, fails before anyone depends on it.
 
 mod control;
+pub mod descriptors;
 mod front;
 mod runs;
 mod seat;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +17,7 @@ use std::thread;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::base;
@@ -26,7 +28,7 @@ use crate::config::Config;
 use crate::observe::access_log;
 
 pub use control::{By, Control, compile};
-pub use runs::Runs;
+pub use runs::{Closing, Runs};
 pub use seat::{Seat, Seats};
 
 use front::{Front, Serving};
@@ -107,7 +109,15 @@ impl App {
     ///
     /// # Errors
     /// A listener could not be served, or an audit log not be closed.
-    pub async fn serve(mut self, shutdown: CancellationToken) -> anyhow::Result<()> {
+    pub async fn serve(self, shutdown: CancellationToken) -> anyhow::Result<()> {
+        self.serve_until(Shutdown::at_once(shutdown)).await
+    }
+
+    /// Serves as [`serve`](Self::serve) does, and ends in two steps.
+    ///
+    /// # Errors
+    /// A listener could not be served, or an audit log not be closed.
+    pub async fn serve_until(mut self, closing: Shutdown) -> anyhow::Result<()> {
         let metrics = self.metrics_address().map(tracing::field::display);
         self.serve_metrics();
         let workers = self.start_workers()?;
@@ -121,8 +131,9 @@ impl App {
             upstream = %self.config.upstream.url,
             "ready"
         );
+        let only = runs.first().filter(|_| self.socket().is_some()).cloned();
         drop(runs);
-        shutdown.cancelled().await;
+        closing.calls.cancelled().await;
         tracing::info!("draining");
         // Who comes now is refused at once, instead of waiting in the backlog for nobody.
         drop(self.front);
@@ -132,6 +143,10 @@ impl App {
         }
         for worker in workers {
             let _ = tokio::task::spawn_blocking(move || worker.join()).await;
+        }
+        closing.quiet.cancel();
+        if let Some(run) = only {
+            runs::flush_until(&run, &closing.records).await;
         }
         self.runs.finish().await?;
         tracing::info!("stopped");
@@ -167,6 +182,25 @@ impl App {
     }
 }
 
+/// The end of a run's gateway in two steps: first its calls, then its records. What becomes of the run's work is written
+/// to them in between, while nothing of the run's is served any more.
+#[derive(Clone, Debug, Default)]
+pub struct Shutdown {
+    /// Cancelled when no call may begin any more; open calls may end within the drain timeout.
+    pub calls: CancellationToken,
+    /// Cancelled by the gateway, when its listener is closed and the last call has ended.
+    pub quiet: CancellationToken,
+    /// Cancelled when the records may be closed.
+    pub records: CancellationToken,
+}
+
+impl Shutdown {
+    /// Ends both at the same time.
+    pub fn at_once(shutdown: CancellationToken) -> Self {
+        Self { calls: shutdown.clone(), records: shutdown, ..Self::default() }
+    }
+}
+
 /// That somebody wants the process to end.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
@@ -183,36 +217,54 @@ impl Stop {
     }
 }
 
-/// Turns signals into what they ask for: to stop, to open the logs anew after a rotation, or to read
-/// the configuration again.
-///
-/// # Errors
-/// A handler cannot be installed.
-pub fn signals(
-    stop: Stop,
-    access_log: Arc<access_log::Log>,
-    reload: impl Fn() -> anyhow::Result<()>,
-) -> io::Result<impl Future<Output = std::convert::Infallible>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut quit = signal(SignalKind::quit())?;
-    let mut reopen = signal(SignalKind::user_defined1())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
+/// The signals that a process obeys. From the registration on, none of them ends the process, and each that comes before
+/// [`obey`](Self::obey) is remembered once.
+#[derive(Debug)]
+pub struct ServerSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    quit: Signal,
+    reopen: Signal,
+    hangup: Signal,
+}
+
+impl ServerSignals {
+    /// Registers the handlers. Must be called within a runtime, and before anything that takes time.
+    ///
+    /// # Errors
+    /// A handler cannot be installed.
+    pub fn register() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            quit: signal(SignalKind::quit())?,
+            reopen: signal(SignalKind::user_defined1())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Turns signals into what they ask for: to stop, to open the logs anew after a rotation, or to read the
+    /// configuration again.
+    pub async fn obey(
+        mut self,
+        stop: Stop,
+        access_log: Arc<access_log::Log>,
+        reload: impl Fn() -> anyhow::Result<()>,
+    ) -> Infallible {
         loop {
             tokio::select! {
-                _ = terminate.recv() => stop.ask(),
-                _ = interrupt.recv() => stop.ask(),
-                _ = quit.recv() => stop.ask(),
-                _ = reopen.recv() => if let Err(error) = access_log.reopen() {
+                _ = self.terminate.recv() => stop.ask(),
+                _ = self.interrupt.recv() => stop.ask(),
+                _ = self.quit.recv() => stop.ask(),
+                _ = self.reopen.recv() => if let Err(error) = access_log.reopen() {
                     tracing::error!(%error, "cannot open the access log anew");
                 },
-                _ = hangup.recv() => if let Err(error) = reload() {
+                _ = self.hangup.recv() => if let Err(error) = reload() {
                     tracing::error!("nothing has changed: {error:#}");
                 },
             }
         }
-    })
+    }
 }
 
 async fn work(serving: Serving) {

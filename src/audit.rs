@@ -60,6 +60,10 @@ pub struct Config {
     pub signing_key: Option<Secret>,
     /// Records between two signed checkpoints; 0 signs only the end.
     pub checkpoint_every: u64,
+    /// Bytes of one run's log. At the limit nothing more of that run is admitted.
+    pub max_bytes: u64,
+    /// Whether a run's budget may go without a log, by which it outlasts a restart.
+    pub allow_budget_reset: bool,
 }
 
 /// What an admission survives once its call goes upstream.
@@ -110,6 +114,10 @@ pub enum Error {
     Unsigned { key: PublicKey },
     #[error("the audit log cannot be written")]
     Write(#[source] io::Error),
+    #[error(
+        "the audit log of the run is as large as it may be, {limit} bytes; the run is at its end"
+    )]
+    Full { limit: u64 },
     #[error("the audit log cannot be synced to disk; nothing is admitted until a restart")]
     Sync,
     #[error("{} calls are waiting for their end already; let some end first", chain::MAX_UNSETTLED)]
@@ -124,6 +132,9 @@ impl Default for Config {
             sync_every: Duration::from_millis(50),
             signing_key: None,
             checkpoint_every: 256,
+            // A million calls. Ours: an agent makes a thousand.
+            max_bytes: 1024 * 1024 * 1024,
+            allow_budget_reset: false,
         }
     }
 }

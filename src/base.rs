@@ -3,16 +3,20 @@
 //! **Invariant:** nothing here knows what a run is.
 
 pub mod b64;
+pub mod bound;
 pub mod db;
+pub mod disk;
 pub mod drain;
 pub mod gate;
 pub mod hex;
 pub mod json;
+pub mod memory;
 pub mod metrics;
 pub mod network;
 pub mod rope;
 pub mod secret;
 pub mod socket;
+pub mod time;
 pub mod tls;
 pub mod trace;
 pub mod tree;

@@ -17,6 +17,7 @@ pub mod field;
 mod fields;
 mod inside;
 mod limit;
+mod media;
 mod reader;
 mod refusal;
 mod usage;
@@ -28,7 +29,7 @@ use serde::Deserialize;
 
 use self::draft::Draft;
 use self::fields::{Asked, Reading};
-use self::inside::Need;
+use self::inside::{Found, Need};
 use crate::base::rope::Rope;
 use crate::budget::Tokens;
 use crate::protocol::Route;
@@ -103,20 +104,19 @@ struct Places {
 /// # Errors
 /// The body asks for what the run may not have, or says what we have to understand in a way that we do not.
 pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
-    let Body { route, rope, document, needs } = body;
-    let mut call = Call {
-        input_estimate: estimate(rope.len()),
-        route: Some(route),
-        draft: Draft::new(rope, document),
-        ..Call::default()
-    };
+    let Body { route, rope, document, found } = body;
+    let bytes = rope.len();
+    let mut call =
+        Call { route: Some(route), draft: Draft::new(rope, document), ..Call::default() };
     let asked = Asked::default();
     let asked = Reading { route, policy, call: &mut call, asked }.read()?;
-    check_grants(policy, needs)?;
+    check_grants(policy, &found.needs)?;
+    check_cache(&found)?;
     call.stream = asked.stream;
     call.requested_output = asked.output;
     call.choices = asked.choices.max(1).saturating_mul(asked.prompts.max(1));
     call.use_model(policy, asked.model)?;
+    call.input_estimate = input(bytes, &found, call.model.as_deref().unwrap_or_default());
     if !policy.capabilities.contains(&Capability::StoredState) {
         call.keep_nothing(route, asked.store);
     }
@@ -129,17 +129,37 @@ pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
 /// Tokens in a request of so many bytes: one for every three, rounded up.
 ///
 /// Providers speak of 4 characters of English to a token (OpenAI) and of 3.5 (Anthropic); code and
-/// most other languages are near 3 bytes, escapes and the JSON around the text only add. Encoded
-/// images count far too much. It is an estimate, not a bound: random letters reach two bytes to a
+/// most other languages are near 3 bytes, escapes and the JSON around the text only add. It is an estimate, not a bound: random letters reach two bytes to a
 /// token. What the provider reports replaces it when the call is settled.
 pub fn estimate(bytes: u64) -> Tokens {
     Tokens(bytes.div_ceil(BYTES_PER_TOKEN))
 }
 
-fn check_grants(policy: &Policy, needs: Vec<Need>) -> Result<(), Refusal> {
-    let denied = needs.into_iter().find(|need| !policy.capabilities.contains(&need.capability));
+/// What a request is taken for, with its media, the numbers of tokens in it, and a second reading.
+fn input(bytes: u64, found: &Found, model: &str) -> Tokens {
+    // Two bytes of it are counted with the length.
+    let numbers = found.numbers.div_ceil(BYTES_PER_TOKEN);
+    let once = estimate(bytes) + Tokens(found.media.tokens(model)) + Tokens(numbers);
+    if found.is_compacted { once + once } else { once }
+}
+
+fn check_grants(policy: &Policy, needs: &[Need]) -> Result<(), Refusal> {
+    let has = |capability| policy.capabilities.contains(&capability);
+    let denied = needs.iter().find(|need| !has(need.capability));
     let Some(Need { capability, field, detail }) = denied else { return Ok(()) };
-    Err(Refusal::CapabilityNotGranted { capability, field, detail: Some(detail) })
+    Err(Refusal::CapabilityNotGranted {
+        capability: *capability,
+        field,
+        detail: Some(detail.clone()),
+    })
+}
+
+/// LiteLLM has Google keep a conversation for as long as it is told, billed by the hour and by nobody's report.
+fn check_cache(found: &Found) -> Result<(), Refusal> {
+    if !found.has_long_cache {
+        return Ok(());
+    }
+    Err(Refusal::InvalidField { name: "cache_control.ttl", expected: "`5m` or `1h`" })
 }
 
 impl Call {

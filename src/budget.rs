@@ -7,11 +7,14 @@
 
 mod cost;
 mod ledger;
+mod operated;
 pub mod price;
 mod rate;
 mod usage;
 
 pub use cost::Nanodollars;
-pub use ledger::{Ask, Ledger, Limits, Past, Refusal, Reservation, Status};
+pub use ledger::{
+    Ask, CallKind, Entry, FREE_CALLS_PER_MINUTE, Ledger, Limits, Past, Refusal, Reservation, Status,
+};
 pub use price::{Price, Prices};
 pub use usage::{Amount, Source, Tokens, Usage};

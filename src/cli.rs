@@ -5,6 +5,7 @@ pub mod agents;
 pub mod audit;
 pub mod billing;
 pub mod check;
+pub mod cogni_init;
 pub mod demo;
 pub mod doctor;
 pub mod explain;
@@ -104,6 +105,10 @@ pub fn command() -> Command {
             "doctor",
             "Say what this machine can enforce, and how to get the rest",
         ))
+        .subcommand(one::<cogni_init::Args>(
+            "cogni-init",
+            "Write the first process of a sandbox to a file, for containers of your own",
+        ))
         .subcommand(explain::command())
         .subcommand(check::command())
         .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
@@ -151,6 +156,9 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("doctor", matches)) => doctor::run(&doctor::Args::from_arg_matches(matches)?, out),
         Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
         Some(("check", matches)) => check::run(matches, out),
+        Some(("cogni-init", matches)) => {
+            cogni_init::run(&cogni_init::Args::from_arg_matches(matches)?, out)
+        }
         Some(("demo", _)) => demo::run(out),
         Some(("admin", matches)) => admin::run(&admin::Args::from_arg_matches(matches)?, out),
         Some(("health", matches)) => health::run(&health::Args::from_arg_matches(matches)?),

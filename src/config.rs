@@ -22,7 +22,7 @@ use crate::budget::{Limits, price};
 use crate::gateway::policy;
 use crate::gateway::rule::Rules;
 use crate::gateway::server;
-use crate::observe::access_log::Destination;
+use crate::observe::access_log::{self, Destination};
 use crate::observe::trace;
 use crate::run::Identity;
 use crate::upstream;
@@ -53,6 +53,8 @@ pub struct Config {
     pub policy: policy::Config,
     pub audit: audit::Config,
     pub access_log: Destination,
+    /// Bytes of an access log that is a file. At the limit it is moved to its name with `.1`, and begun anew.
+    pub access_log_max_bytes: u64,
     pub metrics: Metrics,
     pub telemetry: trace::Config,
     pub admin: Admin,
@@ -157,6 +159,8 @@ impl Config {
         if self.workers == 0 {
             bail!("`WORKERS` is `0`; give at least 1");
         }
+        self.check_times()?;
+        self.check_bodies()?;
         self.server.check()?;
         self.telemetry.check()?;
         Rules::compile(&self.policy.rules)?;
@@ -177,6 +181,70 @@ impl Config {
                 self.workers
             );
         }
+        Ok(())
+    }
+
+    /// Clocks must be able to count to each time.
+    fn check_times(&self) -> anyhow::Result<()> {
+        let times = [
+            ("budget.deadline", self.budget.deadline.unwrap_or_default()),
+            ("server.header_timeout", self.server.header_timeout),
+            ("server.write_timeout", self.server.write_timeout),
+            ("upstream.connect_timeout", self.upstream.connect_timeout),
+            ("upstream.first_byte_timeout", self.upstream.first_byte_timeout),
+            ("upstream.idle_timeout", self.upstream.idle_timeout),
+            ("upstream.pool_idle_timeout", self.upstream.pool_idle_timeout),
+            ("policy.body_timeout", self.policy.body_timeout),
+            ("audit.sync_every", self.audit.sync_every),
+            ("drain_timeout", self.drain_timeout),
+        ];
+        match times.into_iter().find(|(_, given)| *given > LONGEST) {
+            Some((name, given)) => {
+                let given = humantime::format_duration(given);
+                bail!("`{name}` is `{given}`; give at most {} days", LONGEST.as_secs() / 86_400)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A body of the size that is allowed must have room.
+    fn check_bodies(&self) -> anyhow::Result<()> {
+        let most = self.policy.max_body_bytes;
+        let bounds = [
+            ("max_run_body_bytes", self.server.max_run_body_bytes),
+            ("max_process_body_bytes", self.server.process_body_bytes()),
+        ];
+        match bounds.into_iter().find(|(_, bound)| *bound < most) {
+            Some((name, bound)) => bail!(
+                "`policy.max_body_bytes` is `{most}` and `server.{name}` is `{bound}`; one body must fit, so \
+                 raise the second or lower the first"
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Says whether budgets outlast a restart, as they do by the audit logs of their runs.
+    ///
+    /// # Errors
+    /// They do not, and nothing allows that.
+    pub fn check_budgets_last(&self) -> anyhow::Result<()> {
+        let (name, is_recorded) = match &self.shared {
+            Some(shared) => ("shared.audit_dir", shared.audit_dir.is_some()),
+            None => ("AUDIT_LOG_PATH", self.audit.path.is_some()),
+        };
+        let runs = self.shared.iter().flat_map(|shared| &shared.runs);
+        let is_limited = self.budget.counts_spending()
+            || runs.into_iter().any(|run| run.budget.counts_spending());
+        if is_recorded || !is_limited {
+            return Ok(());
+        }
+        if !self.audit.allow_budget_reset {
+            bail!(
+                "there is a budget, and `{name}` is not set: without an audit log each restart begins the budget \
+                 anew; set `{name}`, or say `ALLOW_BUDGET_RESET=true`"
+            );
+        }
+        tracing::warn!("without an audit log each restart begins the budget anew; set `{name}`");
         Ok(())
     }
 
@@ -213,6 +281,7 @@ impl Default for Config {
             policy: policy::Config::default(),
             audit: audit::Config::default(),
             access_log: Destination::default(),
+            access_log_max_bytes: access_log::MAX_FILE_BYTES,
             metrics: Metrics::default(),
             telemetry: trace::Config::default(),
             admin: Admin::default(),

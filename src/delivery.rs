@@ -24,7 +24,7 @@ pub mod sweep;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Serialize, Serializer};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +41,7 @@ use crate::relay::{
 };
 use outbox::{Desk, Host, Job, Order, Outbox, Step, Verdict};
 use rules::{Own, Rules};
+pub use stop::wait_after;
 
 /// What a relay is made of.
 pub struct Settings {
@@ -178,6 +179,39 @@ impl Relay {
     /// What may come out of a sandbox.
     pub fn limits(&self) -> &extract::Limits {
         &self.settings.judge.extract
+    }
+
+    /// Tells why a grant gets no further run that has a branch; none where it does. Blocks.
+    ///
+    /// # Errors
+    /// The outbox does not work.
+    pub fn is_full(&self, grant: &str) -> Result<Option<String>, Error> {
+        let most = &self.settings.judge.kept;
+        let whose = [
+            (Some(grant), "this grant", most.grant_works, most.grant_bytes),
+            (None, "this host", most.works, most.bytes),
+        ];
+        for (grant, who, works, bytes) in whose {
+            let kept = self.outbox.kept(grant)?;
+            if kept.works >= works || kept.bytes >= bytes {
+                return Ok(Some(format!(
+                    "{who} keeps {} works that are held, have failed or were left, with {} bytes; {works} and {bytes} are allowed",
+                    kept.works, kept.bytes
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Throws away what was kept for as long as the settings say, and returns how many that were. Blocks.
+    ///
+    /// # Errors
+    /// The outbox does not work.
+    pub fn expire(&self) -> Result<usize, Error> {
+        match SystemTime::now().checked_sub(self.settings.judge.kept.age) {
+            Some(before) => Ok(self.outbox.expire(before)?),
+            None => Ok(0),
+        }
     }
 
     /// What the work of an agent with these rules of its own is judged by, if its run begins now.

@@ -11,6 +11,7 @@ pub mod answer;
 pub mod budget_headers;
 pub mod door;
 pub mod exchange;
+pub mod limits;
 pub mod policy;
 pub mod receive;
 pub mod registry;
@@ -35,6 +36,8 @@ use crate::upstream::headers::Outgoing;
 use crate::upstream::{self, Upstream};
 use answer::Answer;
 use exchange::Exchange;
+use limits::RunCapacity;
+use receive::Arriving;
 use rejection::Rejection;
 
 /// What serves one run on one worker thread.
@@ -47,6 +50,8 @@ pub struct Gateway {
     pub access_log: Arc<access_log::Log>,
     /// Connections that the run may still open to the worker.
     pub slots: Arc<Semaphore>,
+    /// What the run's requests may hold at one time, on all workers.
+    pub capacity: Arc<RunCapacity>,
     pub tasks: Drain,
 }
 
@@ -56,8 +61,11 @@ pub async fn handle(
     pid: Option<u32>,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
+    let (request, mut body) = Arriving::split(request);
     let mut exchange = Exchange::begin(Arc::clone(&gateway), pid, &request);
-    Ok(match serve(&gateway, &mut exchange, request).await {
+    let served = serve(&gateway, &mut exchange, request, &mut body).await;
+    body.discard(&gateway.tasks);
+    Ok(match served {
         Ok(Served::Own(response)) => {
             exchange.answer(&response);
             response.map(Answer::text)
@@ -74,10 +82,13 @@ enum Served {
 }
 
 /// The pipeline, in order. Each step may refuse; `?` is the only way out.
+///
+/// All that can be judged by the head is judged before the body is read: what cannot be admitted holds no memory.
 async fn serve(
     gateway: &Gateway,
     exchange: &mut Exchange,
-    request: Request<Incoming>,
+    request: Request<()>,
+    body: &mut Arriving,
 ) -> Result<Served, Rejection> {
     let route = request::route(&request)?;
     exchange.routed(route);
@@ -86,6 +97,7 @@ async fn serve(
     }
     let policy = Arc::clone(&exchange.policy);
     request::check_head(&request, &policy.config)?;
+    exchange.enter(route)?;
     let mut head = Outgoing::new(
         route,
         &request,
@@ -94,9 +106,9 @@ async fn serve(
         &exchange.id,
     );
     exchange.trace(&mut head);
+    drop(request);
     let mut call = if route.method() == Method::POST {
-        let body = receive::body(route, request.into_body(), &policy.config).await?;
-        exchange.received(body.len());
+        let body = exchange.receive(route, body).await?;
         let (call, rules) = exchange.admission().judge(body, &mut head)?;
         exchange.ruled(rules);
         call

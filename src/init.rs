@@ -1,7 +1,7 @@
 //! The first process of a sandbox: a static program that needs nothing of the image it runs in.
 //!
 //! It connects a local TCP port to the run's socket, starts the agent, forwards signals to it, reaps what it leaves
-//! behind, and ends with its exit status. One thread and one epoll loop do all of it.
+//! behind, and ends with its exit status. One thread and one loop around poll(2) do all of it.
 //!
 //! Reading order: [`options`], [`slot`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`]
 //! and [`landlock`]; [`supervisor`] waits, and turns the [`bridge`]. A [`resident`] does all that again, after a [`wipe`].
@@ -86,8 +86,7 @@ fn go_on(supervisor: &Supervisor, options: &Options, host: Option<&Host>) -> Res
     let socket = RunSocket::new(&options.socket).map_err(Failure::socket)?;
     socket.wait_until_it_answers(options.socket_timeout).map_err(Failure::socket)?;
     let listener = listener::bind(options.listen)?;
-    let bridge =
-        Bridge::new(listener, socket).map_err(|error| Failure::setup("serve the bridge", error))?;
+    let bridge = Bridge::new(listener, socket);
     let agent = agent::start(options)?;
     Ok(supervisor.run(bridge, agent, options, host))
 }

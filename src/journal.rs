@@ -25,6 +25,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use futures_util::Stream;
 use futures_util::stream::try_unfold;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
+use tokio::task::spawn_blocking;
 
 use crate::audit::seal::Seal;
 use crate::base::db::{self, Database};
@@ -123,12 +124,25 @@ impl Journal {
         let (run, now) = (feed.run().to_owned(), now());
         let (mut events, last) = (feed.unsaved(), feed.last(&ended.words));
         events.extend(last.iter().cloned());
-        let ending =
-            move |change: &Transaction<'_>| outcome::write(change, (&run, now), &ended, &events);
+        let ending = Box::pin(self.ending(run.clone(), ended, events)).await?;
+        let ending = move |change: &Transaction<'_>| outcome::write(change, (&run, now), &ending);
         let is_first = self.database.write(ending).await?;
         feed.end(if is_first { last } else { vec![] });
         self.live().remove(feed.run());
         Ok(())
+    }
+
+    /// Cuts the answer out of all that is written with an end. An event that is written meanwhile stays whole, and is read
+    /// alike.
+    async fn ending(
+        &self,
+        run: String,
+        ended: Ended,
+        events: Vec<Event>,
+    ) -> Result<outcome::Ending, db::Error> {
+        let told = self.database.read(move |view| outcome::told(view, &run)).await?;
+        let cut = spawn_blocking(move || outcome::Ending::new(ended, events, told));
+        cut.await.map_err(|_| db::Error::Closed)
     }
 
     /// Sends the watchers of a run away that is left as it is, for another process.
@@ -226,6 +240,28 @@ impl Journal {
             view.prepare(&query)?.query_map([], row::read)?.collect()
         };
         self.database.read(read).await
+    }
+
+    /// Runs that have ended, and nothing is known of whose audit logs, oldest first.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn unsealed(&self) -> Result<Vec<String>, db::Error> {
+        let query =
+            "SELECT id FROM run WHERE state = 'ended' AND log_records IS NULL ORDER BY ended";
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare(query)?.query_map([], |row| row.get(0))?.collect()
+        };
+        self.database.read(read).await
+    }
+
+    /// Writes down what the audit log of a run is that has ended, where nothing is known of it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub async fn seal_ended(&self, run: &str, seal: Seal) -> Result<(), db::Error> {
+        let run = run.to_owned();
+        self.database.write(move |change| outcome::seal_ended(change, &run, &seal)).await
     }
 
     /// The run that a grant has asked for with a key.

@@ -7,7 +7,7 @@
 //! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
 //! [`upstream`], reads the answer's [`stream`] as it passes, and lets operators [`observe`]. [`base`] could
 //! serve any other program. [`init`] and [`agent`] are programs of their own, which run in the sandbox. A room imports only
-//! from rooms below it; `tests/it/tidy.rs` holds the table and checks it.
+//! from rooms below it; `tests/cli/tidy.rs` holds the table and checks it.
 
 pub mod admin;
 pub mod agent;

@@ -119,4 +119,10 @@ pub mod decisions {
         "manual/decisions/0027-leave-memory-files-and-pid-handles-to-agents.md"
     )]
     pub mod d0027 {}
+    #[doc = include_str!("manual/decisions/0028-give-each-sandbox-a-user-of-its-own.md")]
+    pub mod d0028 {}
+    #[doc = include_str!("manual/decisions/0029-what-a-dependency-costs-to-build.md")]
+    pub mod d0029 {}
+    #[doc = include_str!("manual/decisions/0030-build-once-for-everything.md")]
+    pub mod d0030 {}
 }

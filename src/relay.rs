@@ -53,6 +53,10 @@ pub enum Error {
     NoBase { base: String },
     #[error("`{branch}` is what the work would be merged into; choose another key or base")]
     Default { branch: Branch },
+    #[error(
+        "a checkout of `{branch}` is too large for a workspace: it has {what}; work on a smaller branch, or raise `max_workspace`"
+    )]
+    Large { branch: Branch, what: String },
     #[error("`{}` cannot be used: {why}", path.display())]
     State { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]

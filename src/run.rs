@@ -10,13 +10,15 @@ pub mod token;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::sync::Semaphore;
+
 use crate::audit::record::Finished;
 use crate::audit::{self, Log};
 use crate::budget::Ledger;
 use crate::observe::trace::Trace;
 
 pub use gate::Gate;
-pub use identity::{Identity, Invalid, NAME_RULE, RequestId, is_name};
+pub use identity::{Identity, Invalid, NAME_RULE, RequestId, is_name, is_reserved_key};
 
 /// One agent run: who it is, what it may spend, and where it is written down.
 pub struct Run {
@@ -25,6 +27,8 @@ pub struct Run {
     pub audit: Log,
     pub counts: Counts,
     pub gate: Gate,
+    /// Places for calls that are read on after their client has left.
+    pub drains: Arc<Semaphore>,
     /// The run's place in its trace, if it has one.
     pub trace: Option<Arc<Trace>>,
 }
@@ -54,6 +58,7 @@ impl Run {
             audit,
             counts: Counts::default(),
             gate: Gate::default(),
+            drains: Arc::new(Semaphore::new(MAX_DRAINS)),
             trace: None,
         }
     }
@@ -94,3 +99,6 @@ impl Run {
         })
     }
 }
+
+/// Each holds an upstream connection and little memory; what finds no place is charged as reserved.
+const MAX_DRAINS: usize = 64;

@@ -24,6 +24,7 @@ mod traced;
 mod workspace;
 
 use std::future::pending;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -32,18 +33,19 @@ use std::time::SystemTime;
 use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-use crate::app::Seats;
+use crate::app::{Seats, Shutdown};
 use crate::budget::Ledger;
 use crate::config::Config;
 use crate::delivery::outbox::Words;
 use crate::run::Run;
-use crate::sandbox::output::Output;
-use crate::sandbox::spec::{Access, Stamp, UID, Workspace};
-use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, host_path};
+use crate::sandbox::output::{Capture, Captured, Output};
+use crate::sandbox::spec::{Access, Stamp, Workspace};
+use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, UserRange, host_path};
 
 pub use crate::catalog::Maker;
 pub use agent::{Agent, Message, Role};
@@ -74,6 +76,8 @@ pub struct Order {
     pub roots: Vec<PathBuf>,
     /// Where runs have their directories.
     pub run_dir: PathBuf,
+    /// The users of this machine that sandboxes run as.
+    pub uids: UserRange,
     /// Who makes the sandbox.
     pub driver: Driver,
     /// Where this machine's engine is, if it has one: whoever makes this sandbox, runs before may have left something there.
@@ -102,7 +106,20 @@ impl Order {
         }
         self.spec.check()?;
         self.driver.check(&self.spec)?;
-        Ok(host_path::check(&self.spec, &self.roots, &self.private())?)
+        Ok(host_path::check(&self.spec, self.users(), &self.roots, &self.private())?)
+    }
+
+    /// The users that its sandbox may have. What the operator lets it write is the shared user's, before and after it.
+    fn users(&self) -> UserRange {
+        let RunSpec { workspace, mounts, volumes, .. } = &self.spec;
+        let given = mounts.iter().map(|mount| mount.access);
+        let given = given.chain(volumes.iter().map(|volume| volume.access));
+        let workspace = match workspace {
+            Workspace::Directory { access, .. } => Some(*access),
+            Workspace::None | Workspace::Fresh => None,
+        };
+        let may_write = given.chain(workspace).any(|access| access == Access::ReadWrite);
+        if may_write && self.uids.single().is_none() { UserRange::SHARED } else { self.uids }
     }
 
     /// What no sandbox may see, because it is the gateway's or the runner's own.
@@ -186,15 +203,21 @@ impl Prepared {
 
     fn make(order: Order) -> anyhow::Result<Self> {
         order.check()?;
+        let users = order.users();
         let Order { mut config, mut spec, agent, target, run_dir, driver, proxy, seats, .. } =
             order;
         let owner = Owner::this().context("`/proc` cannot be read")?;
-        let directory = Directory::create(&run_dir, &config.identity.run, &owner)?;
+        let directory = Directory::create_for(users, &run_dir, &config.identity.run, &owner)?;
+        spec.uid = directory.uid();
         if spec.workspace == Workspace::Fresh {
             let path = directory.make_workspace()?;
             spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
         }
         place(&mut config, &mut spec, &directory);
+        if proxy.is_some() {
+            // That container keeps the user of its image, which is another than the sandbox's.
+            config.listen.socket_mode = 0o666;
+        }
         if let Some(target) = &target {
             target.prepare(&mut spec)?;
         }
@@ -272,12 +295,12 @@ impl Prepared {
         let (begun, limits) = (Instant::now(), order.spec.limits);
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
-        let (signals, stop) = (gateway.signals(), CancellationToken::new());
+        let (signals, closing) = (gateway.signals(), Shutdown::default());
         let mut until = pin!(cause(&signals, &cancel, deadline, quota.as_ref()));
         tracing::info!(run, root = %order.spec.root, "starting the sandbox");
         let here = gateway.run();
         let trace = here.as_ref().and_then(|run| run.trace.clone());
-        let serve = gateway.serve(&signals, stop.clone());
+        let serve = gateway.serve(&signals, closing.clone());
         let live = async {
             let asked = SystemTime::now();
             let ended = tokio::select! {
@@ -287,15 +310,19 @@ impl Prepared {
                 }
                 cause = until.as_mut() => Ok(Ended { cause: Some(cause), ..Ended::default() }),
             };
+            let ended = measured(ended, quota.as_ref()).await;
             if let Some(trace) = &trace {
                 traced::sandbox(trace, driver.name(), asked, &ended);
             }
             output.end().await;
             let asked = SystemTime::now();
-            let answer = is_agent.then(|| Envelope::parse(&output.stdout.clone().finish().text));
+            let (stdout, answer) = read_output(&mut output, is_agent).await;
             let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());
             tell(answered, heard, here.as_deref());
-            // The log is open as long as the gateway serves.
+            // Nothing of the agent's is served while its work is taken out: what is in the workspace reaches nobody. The log
+            // stays open for what becomes of the work.
+            closing.calls.cancel();
+            closing.quiet.cancelled().await;
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
@@ -308,10 +335,10 @@ impl Prepared {
             if let (Some(trace), Some(relayed)) = (&trace, &relayed) {
                 traced::relay(trace, asked, relayed);
             }
-            stop.cancel();
-            (ended, answer, relayed)
+            closing.records.cancel();
+            (ended, stdout, answer, relayed)
         };
-        let ((served, calls), (ended, answer, relayed)) = tokio::join!(serve, live);
+        let ((served, calls), (ended, stdout, answer, relayed)) = tokio::join!(serve, live);
         let is_gone = matches!(sandbox, Inside::Own(_));
         // Nothing is done in the workspace any more.
         drop(sandbox);
@@ -323,7 +350,7 @@ impl Prepared {
             ended,
             served,
             calls,
-            stdout: output.stdout.finish(),
+            stdout,
             stderr: output.stderr.finish(),
             answer,
             relayed,
@@ -333,6 +360,22 @@ impl Prepared {
         }
         .into_result(run)
     }
+}
+
+/// Reads what a program has printed on standard output, and the answer in it where the program is an agent. The bytes are
+/// the agent's, so they are read on a thread that may be busy with them.
+async fn read_output<W>(
+    output: &mut Output<W>,
+    is_agent: bool,
+) -> (Captured, Option<Result<Envelope, Invalid>>) {
+    let printed = mem::replace(&mut output.stdout, Capture::new(0));
+    let read = spawn_blocking(move || {
+        let stdout = printed.finish();
+        let answer = is_agent.then(|| Envelope::parse(&stdout.text));
+        (stdout, answer)
+    });
+    // It fails only where the reading has panicked, and then there is no answer.
+    read.await.unwrap_or_else(|_| (Captured::default(), is_agent.then_some(Err(Invalid::Empty))))
 }
 
 /// Returns when the sandbox has to end.
@@ -348,6 +391,20 @@ async fn cause(
         () = signals.exhausted.cancelled() => Cause::Budget,
         () = sleep_until(deadline) => Cause::Deadline,
         _ = exceeded(quota) => Cause::Workspace,
+    }
+}
+
+/// Looks at the workspace once more when the program has ended: what it wrote last was seen by no other look.
+async fn measured(
+    ended: Result<Ended, sandbox::Error>,
+    quota: Option<&Quota>,
+) -> Result<Ended, sandbox::Error> {
+    match (ended, quota) {
+        (Ok(ended @ Ended { cause: None, .. }), Some(quota)) => {
+            let cause = quota.check().await.err().map(|_| Cause::Workspace);
+            Ok(Ended { cause, ..ended })
+        }
+        (ended, _) => ended,
     }
 }
 
@@ -367,7 +424,10 @@ fn place(config: &mut Config, spec: &mut RunSpec, directory: &Directory) {
     // Whoever may give files away gives the socket to the agent. Others open it to all, behind a directory that only
     // they can enter.
     if directory.is_roots() {
-        config.listen.socket_uid = Some(UID);
+        config.listen.socket_uid = Some(spec.uid);
+        if !config.listen.require_uid.is_empty() {
+            config.listen.require_uid = vec![spec.uid];
+        }
     } else {
         config.listen.socket_mode = 0o666;
     }

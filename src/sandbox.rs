@@ -4,7 +4,7 @@
 //! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
 //! or [`embedded`], which needs neither a daemon nor an image; a [`slot`] is made before it is known what for, and a
 //! [`resident`] for one run after the other; [`output`] keeps what the sandbox prints; [`owner`] says which process of
-//! this machine answers for it, and [`left`] what this one has given up; [`probe`] says what this machine can enforce.
+//! this machine answers for it, and [`left`] what this one has given up; [`host_users`] has a user for each; [`probe`] says what this machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
 //! that can be said in a [`spec::RunSpec`].
@@ -14,6 +14,7 @@ pub mod driver;
 pub mod embedded;
 pub mod first;
 pub mod host_path;
+pub mod host_users;
 pub mod left;
 pub mod output;
 pub mod owner;
@@ -29,6 +30,7 @@ use crate::base::hex;
 
 pub use driver::{Driver, Order, Sandbox};
 pub use first::First;
+pub use host_users::{UserLease, UserRange};
 pub use owner::Owner;
 pub use resident::Resident;
 pub use slot::Slot;

@@ -17,11 +17,13 @@
 //! for the text of a limited Responses stream, which the end of that protocol repeats.
 
 mod body;
+mod delta;
 mod filter;
 mod limit;
 mod report;
 mod sse;
 mod tally;
+mod written;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -56,7 +58,6 @@ pub const MAX_EVENT: usize = 8 * 1024 * 1024;
 pub struct Observer {
     reader: Reader,
     report: Report,
-    bytes: u64,
 }
 
 /// How the response's body is to be read: its content type, where nothing encodes it.
@@ -102,7 +103,7 @@ pub struct Oversize;
 enum Reader {
     Sse(Blocks),
     Filtered(Filter),
-    Json(Body),
+    Json(Box<Body>),
     Opaque,
 }
 
@@ -133,10 +134,10 @@ impl Observer {
                 Reader::Filtered(Filter::default())
             }
             (Format::Sse, _) => Reader::Sse(Blocks::default()),
-            (Format::Json, _) => Reader::Json(Body::default()),
+            (Format::Json, _) => Reader::Json(Box::default()),
             (Format::Opaque, _) => Reader::Opaque,
         };
-        Self { reader, report: Report::new(route), bytes: 0 }
+        Self { reader, report: Report::new(route) }
     }
 
     /// Has the stream cut where it goes on after it has written what was granted. A unary body is
@@ -154,7 +155,7 @@ impl Observer {
 
     /// Whether every byte goes on and none is added, so that the length stays what it was.
     pub fn is_transparent(&self) -> bool {
-        !matches!(self.reader, Reader::Filtered(_)) && self.report.output_estimate().is_none()
+        !matches!(self.reader, Reader::Filtered(_)) && !self.report.is_limited()
     }
 
     /// Reads a frame; returns what goes on to the client, which may be empty. If the stream
@@ -165,7 +166,6 @@ impl Observer {
         if self.is_cut() {
             return Ok(Bytes::new());
         }
-        self.bytes = self.bytes.saturating_add(frame.len() as u64);
         match &mut self.reader {
             Reader::Sse(blocks) => return observe(blocks, frame, &mut self.report),
             Reader::Filtered(filter) => return filter.frame(frame, &mut self.report),
@@ -222,13 +222,20 @@ impl Observer {
         self.report.is_cut()
     }
 
-    /// What the response has written, estimated on the high side: what it is charged where nobody
-    /// reports. May be more than was granted, which bounds it.
-    ///
-    /// The texts of a limited stream are counted. Of anything else we know the length alone, with
-    /// its framing: nobody's tokens are short then.
+    /// What the text that was seen comes to, estimated on the high side: what a stream is charged
+    /// where nobody reports. May be more than was granted, which bounds it.
     pub fn output_estimate(&self) -> Tokens {
-        self.report.output_estimate().unwrap_or(Tokens(self.bytes / BYTES_PER_TOKEN))
+        self.report.written().estimate()
+    }
+
+    /// What the text that was seen comes to at least: who reports less is not believed.
+    pub fn output_at_least(&self) -> Tokens {
+        self.report.written().at_least()
+    }
+
+    /// Texts that were seen so far: grows with each event that brings one.
+    pub fn texts(&self) -> u64 {
+        self.report.written().pieces()
     }
 }
 
@@ -245,7 +252,3 @@ fn observe(blocks: &mut Blocks, frame: Bytes, report: &mut Report) -> Result<Byt
     }
     Ok(frame)
 }
-
-/// English text in OpenAI's and Anthropic's tokenizers has about four bytes a token; a stream's
-/// framing makes this an over-estimate.
-const BYTES_PER_TOKEN: u64 = 4;

@@ -44,6 +44,7 @@ use crate::billing::Books;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::delivery::Relay;
+use crate::grant::Grants;
 use crate::journal::Journal;
 use crate::runner::delivery::take_out_left;
 use crate::runner::residents::kept::{self, Fate, Kept, Shelf};
@@ -96,6 +97,7 @@ pub struct Parts {
     pub catalog: Catalog,
     pub seats: Seats,
     pub journal: Journal,
+    pub grants: Grants,
     pub books: Books,
     /// Without one, no run has a repository.
     pub relay: Option<Arc<Relay>>,
@@ -109,12 +111,15 @@ struct Shared {
     catalog: ArcSwap<Catalog>,
     seats: Seats,
     journal: Journal,
+    grants: Grants,
     books: Books,
     relay: ArcSwapOption<Relay>,
     residents: Residents,
     stock: Stock,
     models: Models,
     places: Arc<Semaphore>,
+    /// For runs that wait for another one of their resident sandbox, and have no place meanwhile.
+    waits: Semaphore,
     live: Mutex<HashMap<String, CancellationToken>>,
     /// Nothing new begins.
     draining: CancellationToken,
@@ -130,7 +135,7 @@ impl Supervisor {
     /// # Errors
     /// Something in it cannot be read.
     pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
-        let Parts { lock, mut config, catalog, seats, journal, books, relay } = parts;
+        let Parts { lock, mut config, catalog, seats, journal, grants, books, relay } = parts;
         // What LiteLLM says of its calls finds back to these books.
         config.identity.deployment = Some(books.deployment().await?);
         seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
@@ -143,12 +148,14 @@ impl Supervisor {
             catalog: ArcSwap::from_pointee(catalog),
             seats,
             journal,
+            grants,
             books,
             relay: ArcSwapOption::new(relay),
             residents: Residents::new(&Shelf::of(&settings.state_dir), terms(&settings)),
             stock,
             models: Models::default(),
             places: Arc::new(Semaphore::new(settings.max_runs)),
+            waits: Semaphore::new(settings.max_runs),
             live: Mutex::default(),
             draining: CancellationToken::new(),
             leave: CancellationToken::new(),
@@ -219,8 +226,11 @@ impl Supervisor {
     pub async fn keep(&self, stop: CancellationToken) {
         let sweep = self.0.settings.sweep();
         let housekeeping = async {
-            let mut thrown: Option<Instant> = None;
+            let (mut thrown, mut is_closed): (Option<Instant>, _) = (None, false);
             while !stop.is_cancelled() {
+                if !is_closed {
+                    is_closed = self.close_unsealed(&stop).await;
+                }
                 self.tidy(&stop).await;
                 if thrown.is_none_or(|at| at.elapsed() >= THROW_EVERY) {
                     Box::pin(self.0.throw_away()).await;
@@ -234,7 +244,8 @@ impl Supervisor {
         };
         let residents = self.0.residents.keep(stop.clone());
         let stock = self.0.stock.keep(&stop);
-        tokio::join!(sweep.forever(SWEEP_EVERY, stop.clone()), residents, stock, housekeeping);
+        let sweep = sweep.forever(SWEEP_EVERY, stop.clone());
+        tokio::join!(sweep, residents, stock, housekeeping, self.cancel_revoked(&stop));
     }
 
     /// Accepts nothing more and begins nothing more, lets runs end until `deadline` or `hurry`, then cancels them, and
@@ -251,6 +262,45 @@ impl Supervisor {
         tracing::warn!(runs = self.live(), "runs have not ended in time, and are cancelled");
         self.0.leave.cancel();
         finish.await;
+    }
+
+    /// Returns whether all are closed that can be.
+    async fn close_unsealed(&self, stop: &CancellationToken) -> bool {
+        let closed = self.0.close_unsealed(stop).await;
+        closed
+            .inspect_err(|error| {
+                tracing::error!("audit logs of ended runs cannot be closed yet: {error:#}");
+            })
+            .is_ok()
+    }
+
+    /// Cancels runs of grants that were revoked together with their runs, until `stop`.
+    async fn cancel_revoked(&self, stop: &CancellationToken) {
+        while stop.run_until_cancelled(sleep(REVOKED_EVERY)).await.is_some() {
+            if self.live() > 0
+                && let Err(error) = self.try_cancel_revoked().await
+            {
+                tracing::error!("cannot cancel the runs of revoked grants: {error:#}");
+            }
+        }
+    }
+
+    async fn try_cancel_revoked(&self) -> anyhow::Result<()> {
+        let grants = self.0.grants.cancelled_ids().await?;
+        if grants.is_empty() {
+            return Ok(());
+        }
+        for row in self.0.journal.open_rows().await? {
+            if grants.contains(&row.grant) {
+                tracing::info!(
+                    run = row.id,
+                    grant = row.grant,
+                    "a run is cancelled with its grant"
+                );
+                self.cancel(&row.id);
+            }
+        }
+        Ok(())
     }
 
     async fn tidy(&self, stop: &CancellationToken) {
@@ -359,6 +409,9 @@ const RESIDENT_WAIT: Duration = Duration::from_mins(10);
 
 /// How often a service looks for what is due.
 const TIDY_EVERY: Duration = Duration::from_secs(30);
+
+/// How often it looks for grants that were revoked together with their runs.
+const REVOKED_EVERY: Duration = Duration::from_secs(2);
 
 /// How often it looks for files that are older than they are kept.
 const THROW_EVERY: Duration = Duration::from_hours(1);

@@ -11,9 +11,11 @@ pub mod headers;
 mod http1;
 pub mod models;
 mod pool;
+pub mod redactor;
 mod target;
 mod tls;
 
+use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -128,6 +130,23 @@ impl Upstream {
             Scheme::Https | Scheme::H2c => {
                 tls::Client::new(config.clone()).map(Box::new).map(Self::Tls)
             }
+        }
+    }
+
+    /// Closes connections that were idle for too long, for as long as it is polled: the provider would close them, and they
+    /// hold a descriptor each until then. Where there is TLS, hyper's client does so by itself.
+    pub async fn close_idle(&self) -> Infallible {
+        match self {
+            Self::Plain(client) => client.close_idle().await,
+            Self::Tls(_) => std::future::pending().await,
+        }
+    }
+
+    /// What answers there.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Plain(client) => client.kind(),
+            Self::Tls(client) => client.kind(),
         }
     }
 

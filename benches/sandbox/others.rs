@@ -103,6 +103,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         run: "bench".to_owned(),
         root: Root::Host,
         argv: PROGRAM.map(str::to_owned).into(),
+        uid: 1001,
         env: [].into(),
         limits: Limits::default(),
         grace: Duration::from_secs(1),

@@ -16,7 +16,7 @@ use cogni_gateway::runner::{Order, Prepared, RunResult};
 use cogni_gateway::sandbox::docker::Docker;
 use cogni_gateway::sandbox::embedded::Settings;
 use cogni_gateway::sandbox::spec::{Limits, Root, Workspace};
-use cogni_gateway::sandbox::{Driver, RunSpec};
+use cogni_gateway::sandbox::{Driver, RunSpec, UserRange};
 use futures_util::stream::{self, StreamExt};
 use tokio::io::AsyncWrite;
 use tokio::runtime::Handle;
@@ -55,13 +55,7 @@ pub(super) fn docker() -> Result<Kind, String> {
     let image =
         Handle::current().block_on(async { Docker::connect(&socket).await?.image_id(IMAGE).await });
     image.map_err(|error| error.to_string())?;
-    init().ok_or("there is no static cogni-init; `docker/init` makes it")?;
     Ok(Kind { driver: Driver::Docker { socket }, root: Root::Image(IMAGE.to_owned()) })
-}
-
-fn init() -> Option<PathBuf> {
-    let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/docker/cogni-init");
-    init.exists().then_some(init)
 }
 
 impl Ours {
@@ -74,6 +68,7 @@ impl Ours {
             run: String::new(),
             root,
             argv: PROGRAM.map(str::to_owned).into(),
+            uid: 1001,
             env: [].into(),
             limits: Limits::default(),
             grace: GRACE,
@@ -81,8 +76,7 @@ impl Ours {
             mounts: vec![],
             volumes: vec![],
             socket_dir: PathBuf::new(),
-            // Any will do among this machine's own libraries.
-            init: Some(init().unwrap_or_else(|| env!("CARGO_BIN_EXE_cogni-init").into())),
+            init: Some(concat!(env!("OUT_DIR"), "/cogni-init").into()),
         };
         let run_dir = path.join("r");
         let order = Order {
@@ -92,6 +86,7 @@ impl Ours {
             target: None,
             roots: vec![],
             run_dir,
+            uids: UserRange::DEFAULT,
             driver,
             docker_socket: DOCKER_SOCKET.into(),
             proxy: None,

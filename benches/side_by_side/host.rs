@@ -18,6 +18,7 @@ use cogni_gateway::base::drain::Drain;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::budget::{Ledger, Past, Prices, Tokens};
 use cogni_gateway::config::Config;
+use cogni_gateway::gateway::limits::{ProcessCapacity, RunCapacity};
 use cogni_gateway::gateway::policy::{self, Policy};
 use cogni_gateway::gateway::{Gateway, server};
 use cogni_gateway::observe::access_log;
@@ -145,6 +146,11 @@ impl Host {
             metrics: self.metrics.run(&run.identity.run, &run.ledger),
             access_log,
             slots: Arc::new(Semaphore::new(self.server.max_connections)),
+            capacity: Arc::new(RunCapacity::new(
+                &self.server,
+                self.server.max_requests,
+                Arc::new(ProcessCapacity::new(&self.server, u64::MAX, true)),
+            )),
             tasks: self.tasks.clone(),
             run: Arc::clone(&run),
         });

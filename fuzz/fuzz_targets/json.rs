@@ -2,7 +2,7 @@
 //! says the same however they are split.
 #![cfg_attr(fuzzing, no_main)]
 
-#[path = "../../tests/it/body/strict.rs"]
+#[path = "../../tests/llm/body/strict.rs"]
 mod strict;
 
 use cogni_gateway::base::json::{Document, Invalid, Limits, Scanner};

@@ -169,7 +169,10 @@ async fn reload(State(desk): State<Arc<Desk>>, ConnectInfo(operator): Caller) ->
     for control in &controls {
         operator.did("reload", control);
     }
-    Ok(Json(json!({"reloaded": true, "runs": controls.len()})))
+    let mut changed: Vec<_> = controls.iter().filter(|control| control.is_overridden()).collect();
+    changed.sort_by(|one, other| one.run().identity.run.cmp(&other.run().identity.run));
+    let changed: Vec<_> = changed.iter().map(|control| &control.run().identity.run).collect();
+    Ok(Json(json!({"reloaded": true, "runs": controls.len(), "keep_changes": changed})))
 }
 
 impl Desk {

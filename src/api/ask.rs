@@ -10,7 +10,7 @@ use super::error::Error;
 use crate::budget::{Limits, Nanodollars, Tokens};
 use crate::grant::{Access, Grant};
 use crate::relay::repository::Repository;
-use crate::run::{NAME_RULE, is_name};
+use crate::run::{NAME_RULE, is_name, is_reserved_key};
 use crate::runner;
 use crate::supervisor::wanted::{Branch, Wanted};
 
@@ -154,6 +154,18 @@ impl NewRun {
         if self.max_runtime.is_some_and(|longest| longest.is_zero()) {
             return Err(Error::invalid("`max_runtime` is nothing"));
         }
+        if let Some(key) = self.metadata.keys().find(|key| is_reserved_key(key)) {
+            let hint = match &**key {
+                "existing_trace_id" => {
+                    "; send the header `traceparent` to make the run part of a trace"
+                }
+                _ => "",
+            };
+            let key: String = key.chars().take(MAX_LABEL).collect();
+            return Err(Error::invalid(format_args!(
+                "`metadata.{key}` is reserved: the service sets it{hint}; leave it out"
+            )));
+        }
         if Value::Object(self.metadata.clone()).to_string().len() > MAX_METADATA {
             return Err(Error::invalid(format_args!(
                 "`metadata` is longer than {MAX_METADATA} bytes"
@@ -194,6 +206,7 @@ impl Budget {
             max_concurrent,
             requests_per_minute,
             tokens_per_minute,
+            free_calls_per_minute: None,
             deadline: None,
         })
     }

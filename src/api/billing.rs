@@ -60,6 +60,8 @@ pub(super) struct Ingested {
     unknown: u64,
     /// Other than told before; kept and flagged, not charged.
     conflicting: u64,
+    /// Failed attempts at no cost of calls that used tokens; kept, and the calls still have no receipts.
+    unpaid: u64,
     /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
     foreign: u64,
     /// Items that cannot be used.
@@ -163,6 +165,7 @@ pub(super) async fn flagged(
     if !(1..=200).contains(&limit) {
         return Err(Error::parameter("`limit` is from 1 to 200"));
     }
+    let _turn = api.long_reads.wait(&caller.0.id).await;
     let found = api.books.flagged_after(SystemTime::now(), which.cursor, limit + 1).await;
     let mut bills = found.map_err(Error::internal)?;
     let is_all = bills.len() <= limit as usize;
@@ -182,6 +185,7 @@ impl From<billing::Ingested> for Ingested {
             known: found.known,
             unknown: found.unknown,
             conflicting: found.conflicting,
+            unpaid: found.unpaid,
             foreign: found.foreign,
             invalid: found.invalid,
             complaints: complaints.collect(),

@@ -95,11 +95,13 @@ pub(super) async fn chat(
 ) -> Result<Response, Error> {
     // First: what cannot be watched is not begun.
     let watcher = api.watchers.enter(&caller.0.id)?;
-    let tasks = api.tasks.clone();
+    let (tasks, asked) = (api.tasks.clone(), (Arc::clone(&api), Caller(Arc::clone(&caller.0))));
     // The client may be gone before it is answered.
     let (supervisor, run, leaving) = tasks.carry(begin(caller, api, headers, chat)).await?;
     let followed = supervisor.journal().follow(&run, 0);
+    // A client that is sent away has gone away, too: its run ends unless it said otherwise.
     let events = until_end(Box::pin(followed), leaving);
+    let events = events::while_granted(&asked.0, &asked.1, events);
     let mut response = events::stream(events, watcher).into_response();
     response.headers_mut().insert(RUN_ID, runs::id_header(&run));
     Ok(response)

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::base::db;
+use crate::base::{db, disk};
 use crate::grant::{self, Denied};
 use crate::supervisor::Refused;
 
@@ -54,6 +54,8 @@ pub(super) enum Error {
     Crowded,
     #[error("this grant may watch {0} runs at the same time, and does; wait for one to end")]
     TooManyWatchers(usize),
+    #[error("the disk of this service is full; ask again later")]
+    StorageFull,
     /// The log has the reason; the caller can do nothing about it.
     #[error("something went wrong here; the log of the service says what, under this request's id")]
     Internal,
@@ -91,8 +93,9 @@ impl Error {
 
     /// Something of ours has failed; the log says what.
     pub(super) fn internal(error: impl Into<anyhow::Error>) -> Self {
-        tracing::error!("a request failed: {:#}", error.into());
-        Self::Internal
+        let error = error.into();
+        tracing::error!("a request failed: {error:#}");
+        if disk::is_full(error.as_ref()) { Self::StorageFull } else { Self::Internal }
     }
 
     fn answer(&self) -> (StatusCode, &'static str) {
@@ -114,6 +117,7 @@ impl Error {
             Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
             Self::Crowded => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
             Self::TooManyWatchers(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_watchers"),
+            Self::StorageFull => (StatusCode::SERVICE_UNAVAILABLE, "storage_full"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         }
     }
@@ -129,7 +133,9 @@ impl IntoResponse for Error {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            // A disk gets no room from one second to the next.
+            let after = if code == "storage_full" { "10" } else { "1" };
+            headers.insert(RETRY_AFTER, HeaderValue::from_static(after));
         }
         response
     }
@@ -159,6 +165,8 @@ impl From<Refused> for Error {
             Refused::NoAgent(_) => Self::NoSuchAgent(message),
             Refused::Invalid(_) => Self::Invalid(message),
             Refused::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
+            Refused::WorkspacesFull(_) => Self::Conflict { code: "workspaces_full", message },
+            Refused::Outbox(error) => Self::internal(std::io::Error::other(error)),
             Refused::GrantFull(most) => Denied::Runs(most).into(),
             Refused::Journal(error) => Self::internal(error),
         }

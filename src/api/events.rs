@@ -16,6 +16,7 @@ use super::extract::{Asked, At, Caller};
 use super::refusal::{NotAllowed, NotFound, NotUnderstood};
 use super::watchers::Watcher;
 use crate::base::db;
+use crate::grant;
 use crate::journal::Event;
 
 /// Where to begin.
@@ -72,7 +73,8 @@ pub(super) async fn of_run(
     let watcher = api.watchers.enter(&caller.0.id)?;
     let [last, after] = given;
     let after = last.or(after).unwrap_or_default();
-    Ok(stream(api.supervisor.journal().follow(&row.id, after), watcher))
+    let events = api.supervisor.journal().follow(&row.id, after);
+    Ok(stream(while_granted(&api, &caller, events), watcher))
 }
 
 /// What a watcher is told next. An error breaks the connection, so that whoever watches comes back.
@@ -91,6 +93,28 @@ where
         event.map(|event| tell(&event)).inspect_err(log)
     });
     Sse::new(told).keep_alive(KeepAlive::new().interval(HEARTBEAT))
+}
+
+/// Ends a stream at the first event after its grant was revoked or has expired.
+pub(super) fn while_granted<S: Stream>(
+    api: &Arc<Api>,
+    caller: &Caller,
+    events: S,
+) -> impl Stream<Item = S::Item> + use<S> {
+    let (api, grant) = (Arc::clone(api), caller.0.id.clone());
+    events.take_while(move |_| {
+        let (api, grant) = (Arc::clone(&api), grant.clone());
+        async move {
+            match api.grants.check_id(&grant).await {
+                Err(grant::Error::Denied(_)) => {
+                    tracing::info!(grant, "a watcher is sent away: its grant is good no more");
+                    false
+                }
+                // What cannot be read now is checked at the next event.
+                Ok(()) | Err(_) => true,
+            }
+        }
+    })
 }
 
 fn tell(event: &Event) -> sse::Event {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,6 +65,7 @@ pub(super) async fn ready(State(api): State<Arc<Api>>) -> (StatusCode, Json<Read
         ("agents", agents(&api).await),
         ("database", api.supervisor.journal().probe().await.map_err(|error| error.to_string())),
         ("run_dir", writable(&api.supervisor.settings().host.run_dir)),
+        ("storage", writable(&api.supervisor.settings().state_dir)),
     ];
     let ready = checks.iter().all(|(_, found)| found.is_ok());
     let said = |found: Result<(), String>| found.err().unwrap_or_else(|| "ok".to_owned());
@@ -94,10 +96,17 @@ async fn agents(api: &Api) -> Result<(), String> {
     Err(format!("no agent can run here: {}", why.unwrap_or_else(|| "there is none".to_owned())))
 }
 
-/// Whether runs can be given directories: whoever may write is not always allowed to make a file.
+/// Whether there is room for what a run needs at least: whoever may write is not always allowed to make a file, and a disk that
+/// is full has room for one that is empty.
 fn writable(directory: &Path) -> Result<(), String> {
     let probe = directory.join(format!("probe-{}", Uuid::now_v7()));
     let made = File::options().write(true).create_new(true).open(&probe);
-    let tried = made.and_then(|_| fs::remove_file(&probe));
+    let tried = made.and_then(|mut file| {
+        let written = file.write_all(&vec![0; ROOM]);
+        fs::remove_file(&probe).and(written)
+    });
     tried.map_err(|error| format!("`{}` cannot be written: {error}", directory.display()))
 }
+
+/// Bytes that have to be writable.
+const ROOM: usize = 64 << 10;

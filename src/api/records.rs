@@ -160,7 +160,10 @@ pub(super) async fn audit(
     let row = readable(&api, &caller, &id).await?;
     let path = api.supervisor.audit_log(&row.id);
     match how.raw.unwrap_or_default() {
-        0 => Ok(Json(prove(&api, &row, path).await?).into_response()),
+        0 => {
+            let _turn = api.long_reads.wait(&caller.0.id).await;
+            Ok(Json(prove(&api, &row, path).await?).into_response())
+        }
         1 => send(&path, "application/x-ndjson").await,
         _ => Err(Error::parameter("`raw` is 0 or 1")),
     }

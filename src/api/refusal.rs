@@ -56,7 +56,7 @@ pub(super) enum NotBegun {
     /// `request_timeout`: of its body
     #[response(status = 408)]
     TooSlow(ErrorBody),
-    /// `idempotency_conflict`
+    /// `idempotency_conflict`; `workspaces_full`: too much of this grant's work is held, or was left
     #[response(status = 409)]
     Conflict(ErrorBody),
     /// `body_too_large`
@@ -74,7 +74,7 @@ pub(super) enum NotBegun {
     /// `internal`: the log of the service has the reason
     #[response(status = 500)]
     Internal(ErrorBody),
-    /// `draining`, `overloaded`, `too_many_connections`
+    /// `draining`, `overloaded`, `storage_full`, `too_many_connections`
     #[response(status = 503)]
     Busy(ErrorBody),
 }

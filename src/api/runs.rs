@@ -227,6 +227,7 @@ pub(super) async fn list(
         before: which.cursor,
         limit: limit + 1,
     };
+    let _turn = api.long_reads.wait(&caller.0.id).await;
     let mut runs: Vec<_> =
         api.supervisor.journal().list(filter).await?.into_iter().map(Listed::from).collect();
     let is_all = runs.len() <= limit as usize;

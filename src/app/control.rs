@@ -25,6 +25,8 @@ pub struct Control {
 struct State {
     /// What is in force.
     config: Config,
+    /// What was read last, without an operator's changes to this run.
+    given: Config,
     /// How often it has been changed.
     version: u64,
 }
@@ -40,7 +42,8 @@ pub enum By {
 
 impl Control {
     pub(super) fn new(run: Arc<Run>, policy: Arc<Live>, config: Config) -> Self {
-        Self { run, policy, state: Mutex::new(State { config, version: 0 }) }
+        let given = config.clone();
+        Self { run, policy, state: Mutex::new(State { config, given, version: 0 }) }
     }
 
     /// Changes the configuration in force, and returns how often that has been done.
@@ -69,9 +72,32 @@ impl Control {
         check_lasting(&self.state().config, config)
     }
 
-    /// Puts a configuration in force that was found good, with the policy that it describes.
-    pub(super) fn put(&self, by: By, config: Config, policy: Policy) {
-        self.enforce(&mut self.state(), by, config, policy);
+    /// Lays over a configuration that is read again what an operator has changed of this run: limits, models and aliases.
+    pub(super) fn lay_over(&self, fresh: &Config) -> Config {
+        let state = self.state();
+        let (set, old) = (&state.config, &state.given);
+        let mut config = fresh.clone();
+        config.budget = set.budget.laid_over(&old.budget, &fresh.budget);
+        let (body, set, old) = (&mut config.policy.body, &set.policy.body, &old.policy.body);
+        if set.models != old.models {
+            body.models.clone_from(&set.models);
+        }
+        if set.aliases != old.aliases {
+            body.aliases.clone_from(&set.aliases);
+        }
+        if config != *fresh {
+            let run = &*self.run.identity.run;
+            tracing::warn!(run, "an operator's changes to this run stay in force after the reload");
+        }
+        config
+    }
+
+    /// Puts a configuration in force that was found good, with the policy that it describes. `given` is what was read,
+    /// without an operator's changes.
+    pub(super) fn put(&self, by: By, given: Config, (config, policy): (Config, Policy)) {
+        let mut state = self.state();
+        state.given = given;
+        self.enforce(&mut state, by, config, policy);
     }
 
     fn enforce(&self, state: &mut State, by: By, config: Config, policy: Policy) -> u64 {
@@ -89,6 +115,12 @@ impl Control {
         let run = &*self.run.identity.run;
         tracing::info!(run, version, by = by.as_str(), "the policy has changed");
         version
+    }
+
+    /// Tells whether an operator's changes to this run are in force beside what was read.
+    pub fn is_overridden(&self) -> bool {
+        let state = self.state();
+        state.config != state.given
     }
 
     /// What is in force, and how often it has been changed.
@@ -163,6 +195,7 @@ pub(super) fn check_lasting(old: &Config, new: &Config) -> anyhow::Result<()> {
         ("`upstream`", old.upstream != new.upstream),
         ("`audit`", old.audit != new.audit),
         ("`access_log`", old.access_log != new.access_log),
+        ("`access_log_max_bytes`", old.access_log_max_bytes != new.access_log_max_bytes),
         ("`admin`", old.admin != new.admin),
         ("`metrics`", old.metrics != new.metrics),
         ("`telemetry`", old.telemetry != new.telemetry),

@@ -57,6 +57,7 @@ impl Front {
             runs: Arc::clone(runs.registry()),
             metrics: Arc::clone(runs.metrics()),
             access_log: runs.access_log().clone(),
+            tasks: tasks.clone(),
         };
         let listener = bind(shared.listen).with_context(|| {
             format!("`shared.listen` is `{}`, which cannot be bound", shared.listen)

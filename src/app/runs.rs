@@ -8,16 +8,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use tokio::sync::{Semaphore, oneshot};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::control::{self, By, Control};
+use super::descriptors::Share;
 use crate::audit::record::Started;
 use crate::audit::{self, Recovered};
 use crate::base::drain::{Drain, Drained};
 use crate::budget::{Ledger, Past};
 use crate::config::{Config, RunSpec};
 use crate::gateway::Gateway;
+use crate::gateway::limits::{ProcessCapacity, RunCapacity};
 use crate::gateway::policy::{self, Policy};
 use crate::gateway::registry::{Gateways, Registry};
+use crate::gateway::server;
 use crate::observe::access_log;
 use crate::observe::metrics::{self, Metrics};
 use crate::observe::trace::{Trace, Tracer};
@@ -35,7 +40,10 @@ struct Host {
     has_many: bool,
     audit_dir: Option<PathBuf>,
     drain_timeout: Duration,
-    max_connections: usize,
+    server: server::Config,
+    /// What one run may hold of the process's descriptors.
+    share: Share,
+    capacity: Arc<ProcessCapacity>,
     /// One for each worker.
     upstreams: Vec<Arc<Upstream>>,
     metrics: Arc<Metrics>,
@@ -46,6 +54,8 @@ struct Host {
     open: Mutex<HashMap<String, Open>>,
     /// Those whose records are being opened, which takes a while.
     opening: Mutex<HashSet<String>>,
+    /// Those that are no longer open, and whose records are not closed yet.
+    closing: Mutex<HashMap<String, Closing>>,
     tasks: Drain,
 }
 
@@ -65,8 +75,17 @@ struct Open {
     spec: Option<RunSpec>,
 }
 
+/// How far the closing of a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// Its calls are waited for, or its records are being written for the first time.
+    Draining,
+    /// The end of its records could not be written. It is kept in memory, and tried again until that works.
+    Unwritten,
+}
+
 impl Runs {
-    /// No runs yet, and what they will share. `tasks` are those of the process.
+    /// No runs yet, and what they will share. `tasks` are those of the process. Must be called within a runtime.
     pub(super) fn new(config: &Config, tasks: Drain) -> anyhow::Result<Self> {
         Self::of(config, config.shared.is_some(), tasks)
     }
@@ -80,26 +99,40 @@ impl Runs {
         let base = Base::new(config, None)?;
         let upstreams = (0..config.workers)
             .map(|_| Upstream::new(&config.upstream).map(Arc::new))
-            .collect::<io::Result<_>>()
+            .collect::<io::Result<Vec<_>>>()
             .context("the upstream's authorities cannot be loaded")?;
+        for upstream in &upstreams {
+            close_idle(Arc::clone(upstream), &tasks);
+        }
         let provider = config.upstream.kind.name();
         let metrics = Arc::new(Metrics::new(provider)?);
         let tracer = Tracer::start(&config.telemetry, provider, metrics.spans())
             .context("the collector's authorities cannot be loaded")?;
+        let share = Share::of(config);
+        let capacity = ProcessCapacity::new(&config.server, share.process_requests, has_many);
+        let capacity = Arc::new(capacity);
+        tasks.spawn(Arc::clone(&capacity).give_back_memory(tasks.clone()));
         let nobody = access_log::Identity { run: "-", attempt: "-" };
         Ok(Self(Arc::new(Host {
             base: Mutex::new(Arc::new(base)),
             has_many,
             audit_dir: config.shared.as_ref().and_then(|shared| shared.audit_dir.clone()),
             drain_timeout: config.drain_timeout,
-            max_connections: config.server.max_connections,
+            server: config.server.clone(),
+            share,
+            capacity,
             upstreams,
             metrics,
             tracer,
-            access_log: access_log::Log::open(&config.access_log, &nobody)?,
+            access_log: access_log::Log::open_bounded(
+                &config.access_log,
+                &nobody,
+                config.access_log_max_bytes,
+            )?,
             registry: Arc::default(),
             open: Mutex::default(),
             opening: Mutex::default(),
+            closing: Mutex::default(),
             tasks,
         })))
     }
@@ -119,10 +152,11 @@ impl Runs {
     /// Closes a run. New calls are refused at once; those that are open may end within the drain timeout,
     /// then they are cut. Then its records are closed, and some minutes later its metrics go away.
     ///
-    /// It goes on where nobody waits for it.
+    /// It goes on where nobody waits for it. Records that cannot be closed, since the disk is full, are tried again in the
+    /// background until they can, or the process ends.
     ///
     /// # Errors
-    /// This process serves one run only, there is no such run, or its records could not be closed.
+    /// This process serves one run only, there is no such run, or its records could not be closed at once.
     pub async fn close(&self, run: &str) -> anyhow::Result<Drained> {
         self.check_shared()?;
         self.begin_closing(run)?.await.context("closing the run was given up")?
@@ -136,13 +170,40 @@ impl Runs {
         &self,
         run: &str,
     ) -> anyhow::Result<oneshot::Receiver<anyhow::Result<Drained>>> {
-        let gateways = self.0.registry.remove(run);
-        let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
-        let (host, (done, closed)) = (Arc::clone(&self.0), oneshot::channel());
+        let (host, name) = (Arc::clone(&self.0), run.to_owned());
+        let gateways = {
+            // Locked meanwhile: a run is never neither open nor closing before its records are closed.
+            let mut closing = host.closing();
+            let gateways = host.registry.remove(run);
+            let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
+            closing.insert(name.clone(), Closing::Draining);
+            gateways
+        };
+        let (done, closed) = oneshot::channel();
         self.0.tasks.spawn(async move {
-            let _nobody_waits = done.send(host.close(gateways).await);
+            let first = Arc::clone(&host).close(Arc::clone(&gateways)).await;
+            let is_closed = first.is_ok();
+            if !is_closed {
+                host.closing().insert(name.clone(), Closing::Unwritten);
+            }
+            let _nobody_waits = done.send(first);
+            if !is_closed {
+                host.write_out(&gateways).await;
+            }
+            host.closing().remove(&name);
         });
         Ok(closed)
+    }
+
+    /// How far the closing of a run has come; `None` where it is open, closed, or was never there.
+    pub fn closing(&self, run: &str) -> Option<Closing> {
+        self.0.closing().get(run).copied()
+    }
+
+    /// Ends the calls of a run, whose records stay open: new calls are refused at once, and open ones end within the drain
+    /// timeout. Then the run may be [closed](Self::close).
+    pub(super) async fn end_calls(&self, gateway: &Gateway) -> Drained {
+        self.0.end_calls(gateway).await
     }
 
     /// Closes a run that was opened and never served. Blocks on the disk.
@@ -199,12 +260,13 @@ impl Runs {
                 Some(spec) => self.0.config_of(&spec, &next)?,
                 None => next.config.clone(),
             };
-            control.check(&config)?;
-            let policy = next.policy_of(&config)?;
-            changes.push((control, config, policy));
+            let in_force = control.lay_over(&config);
+            control.check(&in_force)?;
+            let policy = next.policy_of(&in_force)?;
+            changes.push((control, config, (in_force, policy)));
         }
-        for (control, config, policy) in changes {
-            control.put(by, config, policy);
+        for (control, given, in_force) in changes {
+            control.put(by, given, in_force);
         }
         *base = Arc::new(next);
         Ok(())
@@ -251,6 +313,10 @@ impl Runs {
     pub(super) async fn finish(&self) -> anyhow::Result<()> {
         // Those that are just being closed are in no list.
         self.0.tasks.finish(self.0.drain_timeout).await;
+        for gateways in self.0.registry.all() {
+            gateways[0].access_log.write_repeats();
+        }
+        self.0.access_log.write_repeats();
         self.0.access_log.flush();
         let finished = self.finish_records().await;
         self.0.tracer.finish().await;
@@ -335,7 +401,7 @@ impl Host {
         let config = self.config_of(spec, base)?;
         control.check(&config)?;
         let policy = base.policy_of(&config)?;
-        control.put(by, config, policy);
+        control.put(by, config.clone(), (config, policy));
         Ok(())
     }
 
@@ -358,6 +424,8 @@ impl Host {
         });
         let metrics = self.metrics.run(&run.identity.run, &run.ledger);
         let tasks = self.tasks.part();
+        let process = Arc::clone(&self.capacity);
+        let capacity = Arc::new(RunCapacity::new(&self.server, self.share.run_requests, process));
         let gateway = |upstream: &Arc<Upstream>| {
             Arc::new(Gateway {
                 run: Arc::clone(run),
@@ -365,7 +433,8 @@ impl Host {
                 upstream: Arc::clone(upstream),
                 metrics: Arc::clone(&metrics),
                 access_log: Arc::clone(&access_log),
-                slots: Arc::new(Semaphore::new(self.max_connections)),
+                slots: Arc::new(Semaphore::new(self.share.run_connections)),
+                capacity: Arc::clone(&capacity),
                 tasks: tasks.clone(),
             })
         };
@@ -373,8 +442,16 @@ impl Host {
     }
 
     async fn close(self: Arc<Self>, gateways: Gateways) -> anyhow::Result<Drained> {
-        let gateway = &gateways[0];
-        let (run, tasks) = (&gateway.run, &gateway.tasks);
+        let run = &gateways[0].run;
+        let drained = self.end_calls(&gateways[0]).await;
+        let name = run.identity.run.clone();
+        tokio::task::spawn_blocking(move || self.finish(&gateways)).await??;
+        tracing::info!(run = name, ?drained, "the run is closed");
+        Ok(drained)
+    }
+
+    /// Refuses new calls of a run, and waits for those that are open, within the drain timeout.
+    async fn end_calls(&self, Gateway { run, tasks, .. }: &Gateway) -> Drained {
         run.gate.set(gate::State::Draining);
         // On a listener that is shared, calls are told by their run that the time is up.
         let cut = async {
@@ -382,14 +459,31 @@ impl Host {
             run.gate.cut();
             std::future::pending().await
         };
-        let drained = tokio::select! {
+        tokio::select! {
             drained = tasks.finish(self.drain_timeout) => drained,
             never = cut => never,
-        };
-        let name = run.identity.run.clone();
-        tokio::task::spawn_blocking(move || self.finish(&gateways)).await??;
-        tracing::info!(run = name, ?drained, "the run is closed");
-        Ok(drained)
+        }
+    }
+
+    /// Writes the end of a run's records again and again, until it is written or the process ends.
+    async fn write_out(&self, gateways: &Gateways) {
+        let Gateway { run, metrics, .. } = &*gateways[0];
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let is_last = self.tasks.closing().run_until_cancelled(sleep(pause)).await.is_none();
+            let records = Arc::clone(run);
+            let written = tokio::task::spawn_blocking(move || records.audit.write_out()).await;
+            metrics.audit_lag(&run.audit.lag());
+            let name = &run.identity.run;
+            match written.map_err(anyhow::Error::from).and_then(|done| Ok(done?)) {
+                Ok(()) => return tracing::info!(run = name, "the end of its audit log is written"),
+                Err(error) if is_last => {
+                    tracing::error!(run = name, "the end of its audit log is lost: {error:#}");
+                    return;
+                }
+                Err(_) => pause = (pause * 2).min(LAST_PAUSE),
+            }
+        }
     }
 
     /// Closes a run that nobody could call yet. Blocks on the disk.
@@ -401,7 +495,8 @@ impl Host {
 
     /// Ends the records of a run whose calls have ended. Blocks on the disk.
     fn finish(&self, gateways: &Gateways) -> anyhow::Result<()> {
-        let Gateway { run, metrics, .. } = &*gateways[0];
+        let Gateway { run, metrics, access_log, .. } = &*gateways[0];
+        access_log.write_repeats();
         let name = &run.identity.run;
         // Nobody may change it any more: what ends its records is the last of them.
         self.opened().remove(name);
@@ -421,6 +516,10 @@ impl Host {
 
     fn opening(&self) -> MutexGuard<'_, HashSet<String>> {
         self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closing(&self) -> MutexGuard<'_, HashMap<String, Closing>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -466,17 +565,32 @@ fn finish(run: &Run) -> anyhow::Result<()> {
 /// Writes out what is buffered, until the run ends.
 fn flush(run: Arc<Run>, tasks: &Drain) {
     let closing = tasks.closing().clone();
+    tasks.spawn(async move { flush_until(&run, &closing).await });
+}
+
+/// Writes out what is buffered of a run, until `end`.
+pub(super) async fn flush_until(run: &Run, end: &CancellationToken) {
+    let flush = async {
+        loop {
+            run.audit.unflushed().await;
+            sleep(FLUSH_INTERVAL).await;
+            run.audit.flush();
+        }
+    };
+    end.run_until_cancelled(flush).await;
+}
+
+/// Closes connections that nobody has used for too long, until the process ends.
+fn close_idle(upstream: Arc<Upstream>, tasks: &Drain) {
+    let closing = tasks.closing().clone();
     tasks.spawn(async move {
-        let flush = async {
-            loop {
-                run.audit.unflushed().await;
-                tokio::time::sleep(FLUSH_INTERVAL).await;
-                run.audit.flush();
-            }
-        };
-        closing.run_until_cancelled(flush).await;
+        closing.run_until_cancelled(upstream.close_idle()).await;
     });
 }
 
 /// How late a record may reach the kernel when nothing pushes it out before.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Before the end of a run's records is written again.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(10);

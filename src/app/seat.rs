@@ -9,7 +9,8 @@ use anyhow::Context;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use super::{By, Runs};
+use super::runs::flush_until;
+use super::{By, Runs, Shutdown};
 use crate::base::drain::Drain;
 use crate::base::metrics::Page;
 use crate::base::metrics::discovery::Target;
@@ -141,7 +142,16 @@ impl Seat {
     /// # Errors
     /// The listener could not be served, or the records not be closed.
     pub async fn serve(self, stop: CancellationToken) -> anyhow::Result<()> {
+        Box::pin(self.serve_until(Shutdown::at_once(stop))).await
+    }
+
+    /// Serves as [`serve`](Self::serve) does, and ends in two steps.
+    ///
+    /// # Errors
+    /// The listener could not be served, or the records not be closed.
+    pub async fn serve_until(self, closing: Shutdown) -> anyhow::Result<()> {
         let Self { mut held, listener, gateway, config } = self;
+        let own = Arc::clone(&gateway);
         let (handle, tasks) = (listener.accept_handle()?, gateway.tasks.clone());
         held.stage = Stage::Served;
         let (server, uids) = (Arc::new(config.server), config.listen.require_uid.into());
@@ -150,9 +160,12 @@ impl Seat {
                 tracing::error!(%error, "cannot serve a run's socket");
             }
         });
-        stop.cancelled().await;
+        closing.calls.cancelled().await;
         // Who comes now is refused at once, instead of waiting in the backlog for nobody.
         drop(listener);
+        held.runs.end_calls(&own).await;
+        closing.quiet.cancel();
+        flush_until(&own.run, &closing.records).await;
         held.close().await
     }
 }

@@ -82,6 +82,7 @@ struct State {
     key: SigningKey,
     public_key: String,
     checkpoint_every: u64,
+    max_bytes: u64,
     /// The record up to which the log is signed.
     signed: u64,
     peers: Peers,
@@ -98,9 +99,26 @@ impl Log {
         let Some(path) = &config.path else {
             return Ok((Self::discard(), Recovered::default()));
         };
-        let failed = |source| Error::File { path: path.clone(), source };
         let key = SigningKey::new(config.signing_key.as_ref())?;
-        let file = Arc::new(recover::open(path)?);
+        let opened = recover::open(path)?;
+        let log = Self::take_up((config, path), started, key, &opened);
+        // The lock is still ours: nobody else has begun to write the file.
+        if log.is_err()
+            && let Err(error) = opened.remove_if_unused(path)
+        {
+            tracing::warn!(%error, path = %path.display(), "an audit log that was not begun stays");
+        }
+        log
+    }
+
+    fn take_up(
+        (config, path): (&Config, &Path),
+        started: &Started,
+        key: SigningKey,
+        opened: &recover::Opened,
+    ) -> Result<(Self, Recovered), Error> {
+        let failed = |source| Error::File { path: path.to_owned(), source };
+        let file = Arc::clone(&opened.file);
         let scan = recover::scan(BufReader::new(&*file)).map_err(|e| Error::read(path, e))?;
         belongs(path, &scan, started)?;
         let torn = recover::cut_torn_tail(path, &file, &scan).map_err(failed)?;
@@ -109,6 +127,7 @@ impl Log {
         let mut state = State::new(tail, scan.chain, key, &started.run);
         let recovered = state.take_up(&scan, torn.as_ref(), started);
         state.checkpoint_every = config.checkpoint_every;
+        state.max_bytes = config.max_bytes;
         state.write().map_err(failed)?;
         let syncer = start_syncer(config, path, file).map_err(failed)?;
         let unflushed = Notify::new();
@@ -205,14 +224,21 @@ impl Log {
 
     /// Records the end of the run, signs the whole and syncs it. Blocks on the disk.
     ///
-    /// After an error the end is still buffered, and written when the log is dropped if it can be.
+    /// After an error the end is still buffered: [`write_out`](Self::write_out) tries again, and so does whoever drops the log.
     pub fn finish(&self, record: &Finished) -> Result<(), Error> {
         let Some(open) = &self.0 else { return Ok(()) };
         let mut state = open.state();
         state.record_floods(true);
         state.append(record);
         state.sign();
-        state.write().and_then(|()| state.tail.file().sync_data()).map_err(Error::Write)
+        state.write_out()
+    }
+
+    /// Writes and syncs all that is buffered, the end that [`finish`](Self::finish) could not write included. Blocks on the
+    /// disk.
+    pub fn write_out(&self) -> Result<(), Error> {
+        let Some(open) = &self.0 else { return Ok(()) };
+        open.state().write_out()
     }
 
     pub fn lag(&self) -> Lag {
@@ -287,6 +313,7 @@ impl State {
             key,
             // The records of taking up stay together; the first checkpoint comes after them.
             checkpoint_every: 0,
+            max_bytes: u64::MAX,
             signed: chain.next() - 1,
             peers: Peers::default(),
             refusals: Refusals::default(),
@@ -317,6 +344,9 @@ impl State {
     fn admit(&mut self, record: &Admitted<'_>) -> Result<u64, Error> {
         if self.unsettled >= MAX_UNSETTLED {
             return Err(Error::Unsettled);
+        }
+        if self.tail.len() + self.lines.len() as u64 >= self.max_bytes {
+            return Err(Error::Full { limit: self.max_bytes });
         }
         // Signed first, so that the admission is the last record and can be taken back.
         self.sign_if_due();
@@ -374,6 +404,10 @@ impl State {
         let head = Head { time: self.clock.now(), run: &self.run };
         self.chain.append(&mut self.lines, head, &record);
         self.signed = self.chain.next() - 1;
+    }
+
+    fn write_out(&mut self) -> Result<(), Error> {
+        self.write().and_then(|()| self.tail.file().sync_data()).map_err(Error::Write)
     }
 
     fn write(&mut self) -> io::Result<()> {

@@ -2,7 +2,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::Error;
@@ -54,17 +56,45 @@ pub fn scan(log: impl BufRead) -> Result<Scan, read::Error> {
     Ok(Scan { chain: end.chain, whole_bytes: end.offset, run, began, spent, open })
 }
 
+/// A log that no other process writes.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) file: Arc<File>,
+    is_new: bool,
+}
+
+impl Opened {
+    /// Removes a file that was made here and got no record, so that nobody takes it for a log that was cut.
+    pub(super) fn remove_if_unused(&self, path: &Path) -> io::Result<()> {
+        if self.is_new && self.file.metadata()?.len() == 0 {
+            std::fs::remove_file(path)?;
+        }
+        Ok(())
+    }
+}
+
 /// Opens or creates a log for appending and makes sure that no other process writes it.
-pub(super) fn open(path: &Path) -> Result<File, Error> {
+pub(super) fn open(path: &Path) -> Result<Opened, Error> {
     let failed = |source| Error::File { path: path.into(), source };
     // Looked at first: to open a FIFO would wait for its other end.
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Err(Error::NotAFile { path: path.into() });
     }
-    let file = private(OpenOptions::new().read(true)).open(path).map_err(failed)?;
+    let created = private(OpenOptions::new().read(true)).create_new(true).open(path);
+    let is_new = created.is_ok();
+    let file = match created {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            private(OpenOptions::new().read(true)).open(path)
+        }
+        created => created,
+    };
+    let file = file.map_err(failed)?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked { path: path.into() }),
+        // Between the two its maker may have removed it.
+        Ok(()) if file.metadata().map_err(failed)?.nlink() > 0 => {
+            Ok(Opened { file: Arc::new(file), is_new })
+        }
+        Ok(()) | Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked { path: path.into() }),
         Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
     }
 }

@@ -160,6 +160,16 @@ impl Database {
     }
 }
 
+impl Error {
+    /// SQLite's own, where it comes from there.
+    pub fn sqlite(&self) -> Option<&rusqlite::Error> {
+        match self {
+            Self::Sqlite(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(Arc::new(error))

@@ -306,8 +306,10 @@ impl<W: Watch> Scanner<W> {
             wanted => (&data[..data.len().min(wanted)], Some(name)),
         };
         let (read, ended) = self.text.read(data, at, start)?;
+        self.start.trim(&mut self.keys.name);
         if self.start.is_complete(&self.keys.name, ended) {
-            self.watch.text(self.start.take(&self.keys.name));
+            let had_blanks = self.start.has_blanks();
+            self.watch.text(self.start.take(&self.keys.name), had_blanks);
         }
         Ok((if ended { self.end_value(at + read as u64) } else { State::Text }, read))
     }

@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -51,6 +51,18 @@ pub fn remove(path: &Path) -> io::Result<()> {
             remove_in(&top, &name)?;
         }
     }
+}
+
+/// Removes a name below a directory as [`remove`] does. No symlink on the way there is followed. Blocks.
+///
+/// # Errors
+/// The name leads through a symlink or out of the directory, or not all of it is gone.
+pub fn remove_below(top: &Path, name: &Path) -> io::Result<()> {
+    let last = name.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let parent = Path::new(".").join(name.parent().unwrap_or(Path::new("")));
+    let top = openat(CWD, top, FOLDER, Mode::empty())?;
+    let folder = openat2(&top, &parent, FOLDER, Mode::empty(), WITHIN)?;
+    remove(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(last))
 }
 
 /// How many bytes a directory takes on its disk, or something above `most`, at which it stops counting. Each name counts

@@ -41,6 +41,8 @@ pub enum Fate {
     /// The call is not in the books; the notice waits for it.
     Waits,
     Conflicting,
+    /// A failed attempt at no cost, of a call that used tokens. It is kept, and the call still has no receipt.
+    Unpaid,
     /// It is for another deployment's books; nothing is kept of it.
     Foreign,
 }
@@ -102,10 +104,10 @@ impl Books {
     /// # Errors
     /// As every call.
     pub async fn record(&self, facts: &[Fact]) -> Result<u64, Error> {
+        let facts: Vec<_> = facts.iter().filter(|fact| fact.can_cost()).cloned().collect();
         if facts.is_empty() {
             return Ok(0);
         }
-        let facts = facts.to_vec();
         let now = SystemTime::now();
         let work = move |change: &rusqlite::Transaction<'_>| {
             let mut new = 0;
@@ -130,6 +132,7 @@ impl Books {
             known: count(Fate::Known),
             unknown: count(Fate::Waits),
             conflicting: count(Fate::Conflicting),
+            unpaid: count(Fate::Unpaid),
             foreign: parsed.foreign + count(Fate::Foreign),
             invalid: parsed.invalid,
             complaints: parsed.complaints,
@@ -275,7 +278,7 @@ impl Books {
         let due = self.due(now);
         let find = "SELECT run FROM (
                         SELECT run FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled < ?1
-                        UNION SELECT run FROM billing_receipt WHERE amount = 0 AND input + output > 0
+                        UNION SELECT run FROM billing_receipt WHERE is_unpriced
                         UNION SELECT run FROM billing_conflict
                     ) WHERE ?2 IS NULL OR run > ?2 ORDER BY run LIMIT ?3";
         let read = move |view: &Connection| {
@@ -415,7 +418,7 @@ FROM (
     FROM billing_fact WHERE run = ?1
 ) f, (
     SELECT count(*) AS receipts, coalesce(sum(amount), 0) AS amount,
-           coalesce(sum(amount = 0 AND input + output > 0), 0) AS unpriced
+           coalesce(sum(is_unpriced), 0) AS unpriced
     FROM billing_receipt WHERE run = ?1
 ) r";
 
@@ -426,12 +429,12 @@ SELECT (SELECT count(*) FROM billing_fact) AS calls,
        (SELECT count(*) FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled < ?1) AS unreceipted_calls,
        (SELECT count(DISTINCT run) FROM billing_fact
         WHERE is_billable AND NOT has_receipt AND settled < ?1) AS unreceipted_runs,
-       (SELECT count(*) FROM billing_receipt WHERE amount = 0 AND input + output > 0) AS unpriced_calls,
+       (SELECT count(*) FROM billing_receipt WHERE is_unpriced) AS unpriced_calls,
        (SELECT count(DISTINCT call_id) FROM billing_conflict) AS conflicting_calls,
        (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices";
 
 /// The tables. Times are milliseconds since 1970, money is billionths of a dollar.
-pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST, SECOND, THIRD] };
+pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST, SECOND, THIRD, FOURTH] };
 
 const FIRST: &str = "
 CREATE TABLE billing_fact (
@@ -512,6 +515,21 @@ const SECOND: &str = "ALTER TABLE billing_fact ADD COLUMN ask_after INTEGER NOT 
 const THIRD: &str = "
 CREATE TABLE billing_deployment (id TEXT NOT NULL) STRICT;
 INSERT INTO billing_deployment VALUES (lower(hex(randomblob(8))))";
+
+/// Whether a receipt over nothing is for a call that used tokens, by the call's fact. An earlier version took a failed
+/// attempt at no cost for the receipt of such a call: those calls are without a receipt again.
+const FOURTH: &str = "
+ALTER TABLE billing_receipt ADD COLUMN is_unpriced INTEGER NOT NULL DEFAULT 0;
+CREATE TEMP TABLE failed AS
+    SELECT r.call_id FROM billing_receipt r JOIN billing_fact f USING (call_id) JOIN billing_notice n USING (call_id)
+    WHERE r.amount = 0 AND f.is_billable AND n.is_failure AND n.amount = 0 AND f.upstream = 'litellm';
+DELETE FROM billing_receipt WHERE call_id IN (SELECT call_id FROM failed);
+UPDATE billing_fact SET has_receipt = 0, ask_after = 0 WHERE call_id IN (SELECT call_id FROM failed);
+DROP TABLE failed;
+UPDATE billing_receipt SET is_unpriced = 1 WHERE amount = 0
+    AND (input + output > 0 OR (SELECT is_billable FROM billing_fact f WHERE f.call_id = billing_receipt.call_id));
+DROP INDEX billing_receipt_unpriced;
+CREATE INDEX billing_receipt_unpriced ON billing_receipt (run) WHERE is_unpriced";
 
 /// How long a notice waits for its call. A run's calls are booked while it goes on; what comes later is reconciled.
 const PATIENCE: Duration = Duration::from_hours(48);

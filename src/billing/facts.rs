@@ -15,6 +15,7 @@ use crate::audit::chain::{MAX_UNSETTLED, Why};
 use crate::audit::read::{self, Admission, Broken, Entry, Event, Position, Session, Settlement};
 use crate::audit::record::Outcome;
 use crate::budget::{Amount, Nanodollars, Usage};
+use crate::protocol::Route;
 
 /// One call, as our own record has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -72,9 +73,17 @@ struct Open {
 }
 
 impl Fact {
-    /// Whether somebody has to be charged for it. What used nothing was refused by the upstream, or never reached it.
+    /// Whether the account is charged for the call. A call that used nothing was refused by the upstream, or never reached it. A
+    /// 5xx costs the run's budget its input, out of caution, and the provider sends no bill for it.
     pub fn is_billable(&self) -> bool {
-        !self.usage.total().is_zero()
+        !self.usage.total().is_zero() && self.status < 500
+    }
+
+    /// Whether it used something, or is of a kind that does. Other calls come in any number, and are in no book.
+    pub fn can_cost(&self) -> bool {
+        let is_free =
+            [Route::CountTokens, Route::Models].iter().any(|free| free.name() == self.route);
+        self.is_billable() || !is_free
     }
 
     /// Whether LiteLLM says what it cost; otherwise our own price table does.

@@ -23,6 +23,8 @@ pub struct Ingested {
     pub unknown: u64,
     /// Other than said before; kept and flagged, not charged.
     pub conflicting: u64,
+    /// Failed attempts at no cost of calls that used tokens; kept, and the calls still have no receipts.
+    pub unpaid: u64,
     /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
     pub foreign: u64,
     /// Items that cannot be used.

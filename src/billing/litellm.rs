@@ -4,6 +4,7 @@
 //! latest 10,000 rows and no more, and ignores a filter by end user: there we look for ourselves. Pages filter by one call's
 //! id, too, since LiteLLM keeps the ids that it is given by its caller (1.106.2, seen).
 
+use std::collections::{HashMap, hash_map};
 use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
@@ -53,7 +54,10 @@ pub struct Window {
 /// Rows of calls that came through a gateway of ours.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
+    /// In the order in which the books take them: of one call's rows the one that counts most comes first.
     pub notices: Vec<Notice>,
+    /// The place of a row among the notices, by LiteLLM's own id of it.
+    by_id: HashMap<String, usize>,
     /// All rows that were read, those of other callers too.
     pub read: u64,
     /// Rows that cannot be used.
@@ -132,7 +136,7 @@ impl Client {
             let is_last = data.len() < PAGE_SIZE;
             rows.extend(data, window);
             if is_last {
-                return Ok(rows);
+                return Ok(rows.sorted());
             }
         }
         Err(Error::TooMany)
@@ -158,7 +162,7 @@ impl Client {
         let mut rows = Rows::default();
         rows.extend(data, &window);
         rows.notices.retain(|row| row.call_id == id);
-        Ok(Some(rows.notices))
+        Ok(Some(rows.sorted().notices))
     }
 
     async fn days(&self, window: &Window) -> Result<Rows, Error> {
@@ -171,10 +175,7 @@ impl Client {
             rows.extend(data, window);
             day += DAY;
         }
-        // A row of midnight is of both days.
-        rows.notices.sort_by(|one, other| one.call_id.cmp(&other.call_id));
-        rows.notices.dedup_by(|one, other| one.call_id == other.call_id);
-        Ok(rows)
+        Ok(rows.sorted())
     }
 
     async fn get(&self, path: &str) -> Result<Bytes, Error> {
@@ -228,12 +229,37 @@ impl Rows {
         for row in rows {
             self.read += 1;
             match notice(row) {
-                Ok(notice) if notice.run.is_none() => {}
-                Ok(notice) if !window.has(&notice) => {}
-                Ok(notice) => self.notices.push(notice),
+                Ok((_, notice)) if notice.run.is_none() => {}
+                Ok((_, notice)) if !window.has(&notice) => {}
+                Ok((id, notice)) => self.add(id, notice),
                 Err(_) => self.invalid += 1,
             }
         }
+    }
+
+    /// A row of midnight is in the answers for both days, and a page may begin with rows of the page before.
+    fn add(&mut self, id: String, notice: Notice) {
+        match self.by_id.entry(id) {
+            hash_map::Entry::Vacant(new) => {
+                new.insert(self.notices.len());
+                self.notices.push(notice);
+            }
+            hash_map::Entry::Occupied(known) => {
+                let known = &mut self.notices[*known.get()];
+                if known.weight() < notice.weight() {
+                    *known = notice;
+                }
+            }
+        }
+    }
+
+    /// A call that LiteLLM tried again has a row for each attempt.
+    fn sorted(mut self) -> Self {
+        self.by_id.clear();
+        self.notices.sort_by(|one, other| {
+            one.call_id.cmp(&other.call_id).then_with(|| other.weight().cmp(&one.weight()))
+        });
+        self
     }
 }
 
@@ -271,11 +297,13 @@ struct Row {
     metadata: Option<Metadata>,
 }
 
-fn notice(row: serde_json::Value) -> Result<Notice, String> {
+/// What a row says, with LiteLLM's own id of the row.
+fn notice(row: serde_json::Value) -> Result<(String, Notice), String> {
     let row: Row = serde_json::from_value(row).map_err(|error| error.to_string())?;
     let (run, deployment) = row.metadata.map(Metadata::whose).unwrap_or_default();
-    Notice {
-        call_id: row.litellm_call_id.unwrap_or(row.request_id),
+    let id = row.request_id;
+    let notice = Notice {
+        call_id: row.litellm_call_id.unwrap_or_else(|| id.clone()),
         source: Source::LitellmSpendLogs,
         run,
         deployment,
@@ -287,8 +315,8 @@ fn notice(row: serde_json::Value) -> Result<Notice, String> {
         output: Tokens(row.completion_tokens),
         started: time(&row.started).ok_or("`startTime` is not a time")?,
         ended: time(&row.ended).ok_or("`endTime` is not a time")?,
-    }
-    .checked()
+    };
+    Ok((id, notice.checked()?))
 }
 
 /// One of its doors writes `…Z`, the other `…+00:00`, and some versions nothing; all mean UTC.

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
+use super::Fact;
 use crate::budget::{Nanodollars, Tokens};
 
 /// One call by its id, and the price that somebody has put to it.
@@ -36,6 +37,29 @@ pub enum Source {
     LitellmSpendLogs,
     /// We ourselves, where there is no LiteLLM in between.
     PriceTable,
+}
+
+impl Notice {
+    /// Tells whether the notice can be the receipt of a call. LiteLLM reports a failed attempt with an amount of 0; where
+    /// the call used tokens all the same, another attempt was charged, and its notice is still to come.
+    pub fn is_charge_for(&self, fact: &Fact) -> bool {
+        !(self.is_free_failure() && fact.is_billable())
+    }
+
+    /// Tells whether the notice is of a failed attempt that cost nothing.
+    pub fn is_free_failure(&self) -> bool {
+        self.is_failure && self.amount.is_zero()
+    }
+
+    /// Tells whether the notice names any tokens.
+    pub fn has_tokens(&self) -> bool {
+        !(self.input.is_zero() && self.output.is_zero())
+    }
+
+    /// Sorts what is said of one call by how much it counts: a success before a failure, then the larger amount.
+    pub(super) fn weight(&self) -> (bool, Nanodollars) {
+        (!self.is_failure, self.amount)
+    }
 }
 
 impl Source {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use super::books::{Filter, Open};
+use super::books::{Fate, Filter, Open};
 use super::facts::rfc3339;
 use super::litellm::{self, Client, Rows, Way, Window};
 use super::{Books, Fact, Notice};
@@ -141,7 +141,8 @@ impl Books {
             let Some(rows) = client.call(&call.call_id, call.started).await? else {
                 return Ok(None);
             };
-            if rows.is_empty() {
+            // Where LiteLLM shows failed attempts alone, it does not know yet what the call was charged.
+            if rows.iter().all(Notice::is_free_failure) {
                 strange.push(call.clone());
             }
             self.take(rows).await?;
@@ -155,11 +156,15 @@ impl Books {
         &self,
         rows: &Rows,
         known: &HashSet<String>,
-    ) -> Result<HashMap<String, super::books::Fate>, super::Error> {
+    ) -> Result<HashMap<String, Vec<Fate>>, super::Error> {
         let ours = rows.notices.iter().filter(|row| known.contains(&row.call_id));
         let ours: Vec<Notice> = ours.cloned().collect();
         let ids: Vec<_> = ours.iter().map(|row| row.call_id.clone()).collect();
-        Ok(ids.into_iter().zip(self.take(ours).await?).collect())
+        let mut fates: HashMap<_, Vec<_>> = HashMap::new();
+        for (id, fate) in ids.into_iter().zip(self.take(ours).await?) {
+            fates.entry(id).or_default().push(fate);
+        }
+        Ok(fates)
     }
 }
 
@@ -187,20 +192,20 @@ fn compare(
     filter: &Filter,
     facts: &[Fact],
     rows: Rows,
-    fates: &HashMap<String, super::books::Fate>,
+    fates: &HashMap<String, Vec<Fate>>,
     at: &Beside,
 ) -> Report {
-    use super::books::Fate;
     let mut report = Report::new(filter, &rows);
-    let mut theirs: HashMap<String, Notice> =
-        rows.notices.into_iter().map(|row| (row.call_id.clone(), row)).collect();
+    // The row that counts most comes first among a call's, and so is put in last.
+    let rows = rows.notices.into_iter().rev();
+    let mut theirs: HashMap<String, Notice> = rows.map(|row| (row.call_id.clone(), row)).collect();
     for fact in facts {
-        match theirs.remove(&fact.call_id) {
+        match theirs.remove(&fact.call_id).filter(|row| row.is_charge_for(fact)) {
             Some(row) => {
                 report.matched(fact, &row);
-                let fate = fates.get(&fact.call_id);
-                report.receipts_written += u64::from(fate == Some(&Fate::New));
-                if fate == Some(&Fate::Conflicting) {
+                let fates = fates.get(&fact.call_id).map_or(&[][..], Vec::as_slice);
+                report.receipts_written += u64::from(fates.contains(&Fate::New));
+                if fates.contains(&Fate::Conflicting) {
                     report.conflicting.push(Item::of_row(row));
                 }
             }

@@ -26,7 +26,7 @@ impl Watch {
         let mut ticks = tokio::time::interval(self.every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            if stop.run_until_cancelled(self.look()).await.is_none() {
+            if stop.run_until_cancelled(Box::pin(self.look())).await.is_none() {
                 return;
             }
         }

@@ -95,6 +95,9 @@ impl Reading<'_> {
 
     fn take_output_limit(&mut self, field: &Field, at: usize) -> Result<(), Refusal> {
         let limit: Option<u64> = self.value(field, at)?;
+        if limit == Some(0) {
+            return Err(field.invalid());
+        }
         self.asked.output = self.asked.output.max(limit.map(Tokens));
         if let Some(free) = self.call.places.output.iter_mut().find(|place| place.is_none()) {
             *free = Some((at, field.name));

@@ -6,9 +6,16 @@
 //! nobody acts on it. Everything else in messages is, at whatever depth, so that a part in a tool's result
 //! in a message counts like one at the top.
 //!
-//! Nothing of the body is kept but the first need of each capability.
+//! A text among content that begins like an address is taken for one, unless it stands under a key whose
+//! value is text: what a provider fetches tomorrow is under a key that nobody knows today.
+//!
+//! Nothing of the body is kept but the first need of each capability, and what its media come to.
 
+mod place;
+
+use self::place::{Place, in_content, is_address, is_inline};
 use super::capability::Capability;
+use super::media::{Media, Medium};
 use crate::base::json::{Kind, Watch};
 use crate::observe::printable::Printable;
 use crate::protocol::Route;
@@ -21,6 +28,20 @@ pub(super) struct Need {
     pub(super) field: &'static str,
     /// The tool's type or the key that needs it, safe to print.
     pub(super) detail: Box<str>,
+}
+
+/// What was seen in a body.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found {
+    /// The capabilities that its parts and tools need, each once.
+    pub(super) needs: Vec<Need>,
+    pub(super) media: Media,
+    /// Numbers in arrays: a prompt may be the numbers of its tokens.
+    pub(super) numbers: u64,
+    /// The provider is asked to read the conversation once more, to shorten it.
+    pub(super) is_compacted: bool,
+    /// Something is to stay in a cache for a time that no provider charges with the call.
+    pub(super) has_long_cache: bool,
 }
 
 /// Watches a scanner.
@@ -36,10 +57,11 @@ pub(super) struct Inside {
     open: Vec<Open>,
     /// Arrays and objects open within one that is opaque, it included.
     opaque: u32,
-    needs: Vec<Need>,
+    found: Found,
 }
 
 /// An array or object that is open.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Copy, Debug)]
 struct Open {
     place: Place,
@@ -48,36 +70,27 @@ struct Open {
     is_known: bool,
     /// Of a tool: whether it is of a type that needs no name.
     is_typed: bool,
+    /// Of a tool: whether it has a type, and whether it has a schema of its own.
+    has_type: bool,
+    has_schema: bool,
+    /// Of a tool: whether it has a name that LiteLLM takes for its own search.
+    search: Search,
+    /// Whether it is a document.
+    is_document: bool,
+    /// Of a source or a part: whether it is text, and whether it has an address.
+    is_text: bool,
+    has_address: bool,
 }
 
-/// What a value is, by where it stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// The client's own data, or of no interest.
-    Opaque,
-    /// Parts of messages.
-    Content,
-    /// The list that Responses takes as its input, and an item of it.
-    Items,
-    Item,
-    ItemType,
-    Tools,
-    Tool,
-    ToolType,
-    /// A tool, if it is an object.
-    Definition,
-    /// Where a tool runs.
-    Environment,
-    EnvironmentType,
-    /// An address, or an object whose `url` is one.
-    Address,
-    /// An object whose `url` is an address; as text it is something else.
-    Source,
-    /// Bytes in base64; some readers take an address as well.
-    Data,
-    /// The same, or an object like [`Place::Source`].
-    Media,
-    FileId,
+/// Names by which LiteLLM's interception knows a tool that it runs itself, with a condition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Search {
+    #[default]
+    None,
+    /// If the tool has a type.
+    Typed,
+    /// If the tool has no schema: Claude Code has a tool of this name that runs at the client.
+    Bare,
 }
 
 impl Inside {
@@ -89,24 +102,28 @@ impl Inside {
             text: Place::Opaque,
             open: Vec::new(),
             opaque: 0,
-            needs: Vec::new(),
+            found: Found::default(),
         }
     }
 
-    pub(super) fn into_needs(self) -> Vec<Need> {
-        self.needs
+    pub(super) fn into_found(self) -> Found {
+        self.found
     }
 
     /// The fields that are looked into.
     fn field(&mut self, key: &[u8]) -> Place {
         let (field, place) = match key {
             b"messages" => ("messages", Place::Content),
-            b"system" => ("system", Place::Content),
-            b"instructions" => ("instructions", Place::Content),
-            b"prompt" => ("prompt", Place::Content),
-            b"prediction" => ("prediction", Place::Content),
+            b"system" => ("system", Place::Text),
+            b"instructions" => ("instructions", Place::Text),
+            b"prompt" => ("prompt", Place::Text),
+            b"prediction" => ("prediction", Place::Text),
+            b"image" => ("image", Place::Media),
             b"input" if self.route == Route::Responses => ("input", Place::Items),
-            b"input" => ("input", Place::Content),
+            b"input" => ("input", Place::Embedded),
+            b"cache_control" => ("cache_control", Place::Cache),
+            b"context_management" => ("context_management", Place::Edits),
+            b"compaction" => ("compaction", Place::Edits),
             b"tools" => ("tools", Place::Tools),
             // LiteLLM reads them as tools where the model is Gemini.
             b"functions" => ("functions", Place::Tools),
@@ -117,18 +134,57 @@ impl Inside {
     }
 
     fn needs(&mut self, capability: Capability, detail: &[u8]) {
-        if self.needs.iter().any(|need| need.capability == capability) {
+        if self.found.needs.iter().any(|need| need.capability == capability) {
             return;
         }
         let detail = Printable(&String::from_utf8_lossy(detail)).text().into();
-        self.needs.push(Need { capability, field: self.field, detail });
+        self.found.needs.push(Need { capability, field: self.field, detail });
+    }
+
+    /// A text that is an address, or the data itself.
+    fn address(&mut self, text: &[u8], is_remote: bool) {
+        if is_remote {
+            self.needs(Capability::RemoteMedia, b"url");
+        }
+        match Medium::of(text) {
+            Some(Medium::Document) => self.document(),
+            Some(medium) => self.found.media.add(medium),
+            None if is_remote => self.found.media.add(Medium::Image(REMOTE)),
+            None => (),
+        }
+    }
+
+    /// The innermost is a document.
+    fn document(&mut self) {
+        match self.open.last_mut() {
+            Some(open) => open.is_document = true,
+            None => self.found.media.add(Medium::Document),
+        }
     }
 
     /// What the value of a key is, in a tool.
     fn in_tool(&mut self, key: &[u8]) -> Place {
         match key {
-            b"type" => return Place::ToolType,
-            b"name" | b"function" | b"custom" => self.know(),
+            b"type" => {
+                if let Some(open) = self.open.last_mut() {
+                    open.has_type = true;
+                }
+                return Place::ToolType;
+            }
+            b"name" => {
+                self.know();
+                return Place::ToolName;
+            }
+            b"function" | b"custom" => {
+                self.know();
+                return Place::Function;
+            }
+            b"input_schema" | b"parameters" => {
+                if let Some(open) = self.open.last_mut() {
+                    open.has_schema = true;
+                }
+            }
+            b"cache_control" => return Place::Cache,
             b"tools" => return Place::Tools,
             b"environment" => return Place::Environment,
             b"container" | b"input_image_mask" | b"skills" => return Place::Content,
@@ -149,7 +205,7 @@ impl Inside {
             b"type" => Place::ItemType,
             b"role" => {
                 self.know();
-                Place::Content
+                Place::Text
             }
             _ => in_content(key),
         }
@@ -172,12 +228,58 @@ impl Inside {
                 }
             }
             Place::EnvironmentType if text != b"local" => self.needs(Capability::Containers, text),
-            Place::Address if !is_inline(text) => self.needs(Capability::RemoteMedia, b"url"),
-            Place::Data | Place::Media if !is_inline(text) && text.contains(&b':') => {
-                self.needs(Capability::RemoteMedia, b"url");
+            Place::ToolName => self.tool_name(text),
+            Place::Address => self.address(text, !is_inline(text)),
+            Place::Data | Place::Media => {
+                let is_remote = !is_inline(text) && (text.contains(&b':') || is_address(text));
+                self.address(text, is_remote);
             }
+            Place::Content => self.address(text, is_address(text)),
+            Place::OriginType => {
+                if let Some(open) = self.open.last_mut() {
+                    open.is_text = text == b"text";
+                }
+            }
+            Place::PartType if text.starts_with(b"web_search_result") => {
+                if let Some(open) = self.open.last_mut() {
+                    open.is_text = true;
+                }
+            }
+            Place::Url => {
+                if let Some(open) = self.open.last_mut() {
+                    open.has_address = !is_inline(text);
+                }
+                self.address(text, false);
+            }
+            Place::OriginData => {
+                if let Some(open) = self.open.last_mut() {
+                    open.has_address = is_address(text);
+                }
+                self.address(text, false);
+            }
+            // Web addresses are embedded as texts; what LiteLLM has fetched is in a bucket.
+            Place::Embedded => {
+                let is_web = text.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(b"http"));
+                self.address(text, !is_web && is_address(text));
+            }
+            Place::MediaType if text.eq_ignore_ascii_case(b"application/pdf") => self.document(),
+            Place::CacheTime => self.found.has_long_cache |= !matches!(text, b"5m" | b"1h"),
+            Place::Edits => self.found.is_compacted |= text.starts_with(b"compact"),
             _ => (),
         }
+    }
+
+    /// LiteLLM runs tools of these names itself, where it has been told to search for models that cannot.
+    fn tool_name(&mut self, name: &[u8]) {
+        if name.starts_with(b"litellm_") {
+            self.needs(Capability::WebSearch, name);
+        }
+        let Some(open) = self.open.last_mut() else { return };
+        open.search = match name {
+            b"web_search" if open.place == Place::Tool => Search::Typed,
+            b"WebSearch" if open.place == Place::Tool => Search::Bare,
+            _ => open.search,
+        };
     }
 
     fn tool_type(&mut self, text: &[u8]) {
@@ -214,7 +316,11 @@ impl Inside {
         match place {
             Place::Tool => self.needs(Capability::UnknownTools, b"tools"),
             Place::ToolType if !is_null => self.needs(Capability::UnknownTools, b"type"),
-            Place::FileId if !is_null => self.needs(Capability::FileIds, b"file_id"),
+            Place::FileId if !is_null => {
+                self.needs(Capability::FileIds, b"file_id");
+                self.found.media.add(Medium::Document);
+            }
+            Place::CacheTime if !is_null => self.found.has_long_cache = true,
             _ => (),
         }
     }
@@ -234,8 +340,13 @@ impl Watch for Inside {
             Place::Tool => self.in_tool(key),
             Place::Item => self.in_item(key),
             Place::Environment if key == b"type" => Place::EnvironmentType,
-            Place::Environment => Place::Opaque,
-            Place::Address | Place::Source if key == b"url" => Place::Address,
+            Place::Function if key == b"name" => Place::ToolName,
+            Place::Cache if key == b"ttl" => Place::CacheTime,
+            Place::Environment | Place::Function | Place::Cache => Place::Opaque,
+            Place::Edits => Place::Edits,
+            Place::Address | Place::Source | Place::Origin if key == b"url" => Place::Address,
+            Place::Origin if key == b"type" => Place::OriginType,
+            Place::Origin if key == b"data" => Place::OriginData,
             _ => in_content(key),
         };
     }
@@ -252,13 +363,15 @@ impl Watch for Inside {
             if place == Place::Opaque {
                 self.opaque = 1;
             } else {
-                let is_array = kind == Kind::Array;
-                self.open.push(Open { place, is_array, is_known: false, is_typed: false });
+                self.open.push(Open::new(place, kind == Kind::Array));
             }
             if place == Place::FileId && kind == Kind::Object {
                 self.mistyped(place, kind);
             }
             return false;
+        }
+        if kind == Kind::Number && self.open.last().is_some_and(|open| open.is_array) {
+            self.found.numbers += 1;
         }
         let is_read = kind == Kind::String && place.is_read();
         if is_read {
@@ -269,7 +382,18 @@ impl Watch for Inside {
         is_read
     }
 
-    fn text(&mut self, start: &[u8]) {
+    fn text(&mut self, start: &[u8], had_blanks: bool) {
+        // Only who fetches an address passes over blanks: a word with blanks is another word.
+        let is_word = matches!(
+            self.text,
+            Place::ToolType
+                | Place::ItemType
+                | Place::EnvironmentType
+                | Place::OriginType
+                | Place::PartType
+                | Place::CacheTime
+        );
+        let start = if had_blanks && is_word { b"blank" } else { start };
         self.judge(self.text, start);
     }
 
@@ -279,6 +403,20 @@ impl Watch for Inside {
             return;
         }
         let Some(open) = self.open.pop() else { return };
+        if open.has_address && !open.is_text {
+            self.needs(Capability::RemoteMedia, b"url");
+        }
+        if open.is_document {
+            self.found.media.add(Medium::Document);
+        }
+        let is_search = match open.search {
+            Search::None => false,
+            Search::Typed => open.has_type,
+            Search::Bare => !open.has_schema,
+        };
+        if is_search {
+            self.needs(Capability::WebSearch, b"web_search");
+        }
         match open.place {
             Place::Tool if !open.is_array && !open.is_known && !open.is_typed => {
                 self.needs(Capability::UnknownTools, b"tools");
@@ -292,97 +430,22 @@ impl Watch for Inside {
     }
 }
 
-impl Place {
-    /// What an element is in an array at this place.
-    fn element(self) -> Self {
-        match self {
-            Self::Items => Self::Item,
-            Self::Tools | Self::Tool => Self::Tool,
-            Self::Item => Self::Content,
-            same => same,
-        }
-    }
-
-    /// Whether a text here is judged by how it begins.
-    fn is_read(self) -> bool {
-        matches!(
-            self,
-            Self::ToolType
-                | Self::ItemType
-                | Self::EnvironmentType
-                | Self::Address
-                | Self::Data
-                | Self::Media
-        )
-    }
-
-    /// What an array or object is that stands here.
-    fn within(self, kind: Kind) -> Self {
-        match (self, kind) {
-            (Self::Tools | Self::Definition, Kind::Object) => Self::Tool,
-            (Self::Items, Kind::Object) => Self::Item,
-            (Self::Media, Kind::Object) => Self::Source,
-            (Self::ToolType | Self::ItemType | Self::EnvironmentType | Self::Data, _) => {
-                Self::Content
-            }
-            (Self::Definition, _) => Self::Tools,
-            (same, _) => same,
+impl Open {
+    fn new(place: Place, is_array: bool) -> Self {
+        Self {
+            place,
+            is_array,
+            is_known: false,
+            is_typed: false,
+            has_type: false,
+            has_schema: false,
+            search: Search::None,
+            is_document: false,
+            is_text: false,
+            has_address: false,
         }
     }
 }
 
-/// What the value of a key is, among parts of messages.
-fn in_content(key: &[u8]) -> Place {
-    let of_length = CONTENT.get(key.len()).copied().unwrap_or_default();
-    if let Some((_, place)) = of_length.iter().find(|(name, _)| *name == key) {
-        return *place;
-    }
-    match key.last_chunk() {
-        Some(b"_url" | b"_uri") => Place::Address,
-        _ => Place::Content,
-    }
-}
-
-/// Whether an address is the data itself. Schemes are the same in any case (RFC 3986 §3.1).
-fn is_inline(text: &[u8]) -> bool {
-    text.first_chunk().is_some_and(|scheme: &[u8; 5]| scheme.eq_ignore_ascii_case(b"data:"))
-}
-
-/// The keys that mean something among parts of messages, by their length: a look-up for each key is
-/// what this costs. Addresses are told by their ending besides.
-const CONTENT: [&[(&[u8], Place)]; 13] = [
-    &[],
-    &[],
-    &[],
-    &[],
-    &[(b"file", Place::Source)],
-    &[
-        (b"input", Place::Opaque),
-        (b"tools", Place::Tools),
-        (b"image", Place::Media),
-        (b"video", Place::Media),
-        (b"audio", Place::Media),
-        (b"media", Place::Media),
-    ],
-    &[(b"source", Place::Source), (b"action", Place::Opaque), (b"schema", Place::Opaque)],
-    &[
-        (b"actions", Place::Opaque),
-        (b"file_id", Place::FileId),
-        (b"queries", Place::Opaque),
-        (b"results", Place::Opaque),
-    ],
-    &[(b"document", Place::Source), (b"file_ids", Place::FileId)],
-    &[
-        (b"arguments", Place::Opaque),
-        (b"citations", Place::Opaque),
-        (b"file_data", Place::Data),
-        (b"operation", Place::Opaque),
-    ],
-    &[
-        (b"definition", Place::Definition),
-        (b"parameters", Place::Opaque),
-        (b"tool_calls", Place::Opaque),
-    ],
-    &[(b"annotations", Place::Opaque)],
-    &[(b"input_schema", Place::Opaque)],
-];
+/// Tokens of what is fetched: as a large image.
+const REMOTE: u64 = 6000;

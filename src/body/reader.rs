@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::inside::{Inside, Need};
+use super::inside::{Found, Inside};
 use crate::base::json::{Document, Invalid, Limits, Scanner};
 use crate::base::rope::Rope;
 use crate::protocol::Route;
@@ -20,8 +20,7 @@ pub struct Body {
     pub(super) route: Route,
     pub(super) rope: Rope,
     pub(super) document: Document,
-    /// The capabilities that its parts and tools need, each once.
-    pub(super) needs: Vec<Need>,
+    pub(super) found: Found,
 }
 
 impl Reader {
@@ -55,7 +54,7 @@ impl Reader {
     /// See [`Invalid`].
     pub fn finish(self) -> Result<Body, Invalid> {
         let (document, inside) = self.scanner.finish_watched()?;
-        Ok(Body { route: self.route, rope: self.rope, document, needs: inside.into_needs() })
+        Ok(Body { route: self.route, rope: self.rope, document, found: inside.into_found() })
     }
 }
 

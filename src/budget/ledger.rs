@@ -28,9 +28,23 @@ pub struct Limits {
     pub max_concurrent: Option<u32>,
     pub requests_per_minute: Option<u32>,
     pub tokens_per_minute: Option<u32>,
+    /// Calls that cost no tokens, such as `count_tokens`; [`FREE_CALLS_PER_MINUTE`] where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_calls_per_minute: Option<u32>,
     /// Time from the start of the run to its end.
     #[serde(with = "humantime_serde")]
     pub deadline: Option<Duration>,
+}
+
+/// The budgets that a call draws on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallKind {
+    /// The model generates: a turn, its tokens and its cost.
+    Turn,
+    /// The model reads: tokens and cost, and no turn.
+    Tokens,
+    /// The provider charges nothing: only the rate of such calls is limited.
+    Free,
 }
 
 /// What one call asks for.
@@ -106,6 +120,8 @@ struct State {
     reserved: Amount,
     open_calls: u32,
     is_denied: bool,
+    /// The last call that was closed never reached the upstream.
+    is_undelivered: bool,
 }
 
 /// What earlier processes of a run have left behind.
@@ -114,6 +130,13 @@ pub struct Past {
     pub spent: Amount,
     /// Time since the run began.
     pub age: Duration,
+}
+
+/// A call's place among the open calls, taken before its body is read. Dropped, it is free again.
+#[derive(Debug)]
+pub struct Entry {
+    /// `None` once the place belongs to a reservation.
+    ledger: Option<Arc<Ledger>>,
 }
 
 /// What a call may spend. Dropped unsettled, it is charged in full.
@@ -139,8 +162,17 @@ impl Limits {
             max_concurrent: self.max_concurrent.or(base.max_concurrent),
             requests_per_minute: self.requests_per_minute.or(base.requests_per_minute),
             tokens_per_minute: self.tokens_per_minute.or(base.tokens_per_minute),
+            free_calls_per_minute: self.free_calls_per_minute.or(base.free_calls_per_minute),
             deadline: self.deadline.or(base.deadline),
         }
+    }
+
+    /// Whether there is a limit to what is spent over the whole run.
+    pub fn counts_spending(&self) -> bool {
+        let Self { max_turns, max_cost_usd, deadline, .. } = self;
+        let tokens = [self.max_total_tokens, self.max_input_tokens, self.max_output_tokens];
+        let is_set = [max_turns.is_some(), max_cost_usd.is_some(), deadline.is_some()];
+        is_set.contains(&true) || tokens.iter().any(Option::is_some)
     }
 
     /// Of each limit the lower one, where both set it.
@@ -155,6 +187,7 @@ impl Limits {
             max_concurrent: lower(self.max_concurrent, ceiling.max_concurrent),
             requests_per_minute: lower(self.requests_per_minute, ceiling.requests_per_minute),
             tokens_per_minute: lower(self.tokens_per_minute, ceiling.tokens_per_minute),
+            free_calls_per_minute: lower(self.free_calls_per_minute, ceiling.free_calls_per_minute),
             deadline: lower(self.deadline, ceiling.deadline),
         }
     }
@@ -162,11 +195,19 @@ impl Limits {
 
 impl Ledger {
     pub fn new(limits: Limits, past: Past) -> Self {
-        let rates = Rates::new(limits.requests_per_minute, limits.tokens_per_minute);
+        let rates = Rates::new(&limits);
         let Past { spent, age } = past;
         let now = Instant::now();
         let reserved = Amount::default();
-        let state = State { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
+        let state = State {
+            limits,
+            rates,
+            spent,
+            reserved,
+            open_calls: 0,
+            is_denied: false,
+            is_undelivered: false,
+        };
         Self {
             started: now.checked_sub(age).unwrap_or(now),
             exhausted: CancellationToken::new(),
@@ -175,34 +216,81 @@ impl Ledger {
         }
     }
 
-    /// Reserves everything a call asks for, or nothing.
+    /// Lets a call in whose body is not read yet: what is spent for good, the deadline, the rates of calls
+    /// and the number of open calls are looked at, and a place among the open calls is taken.
+    ///
+    /// `must_pay` says that no model is without a price, so that none can be called when all money is spent.
     ///
     /// # Errors
-    /// The limit that stands in the way; what is spent for good comes before what only needs time.
-    pub fn reserve(self: &Arc<Self>, ask: &Ask) -> Result<Reservation, Refusal> {
-        let reserved = self.try_reserve(ask);
+    /// The limit that stands in the way, as for [`Entry::reserve`].
+    pub fn enter(self: &Arc<Self>, kind: CallKind, must_pay: bool) -> Result<Entry, Refusal> {
         let mut state = self.state();
-        state.is_denied = reserved.as_ref().is_err_and(Refusal::is_for_good);
-        if state.is_denied && state.is_spent(ask.price.clone()) {
-            self.exhausted.cancel();
+        if must_pay && kind != CallKind::Free {
+            self.check_money(&mut state)?;
         }
-        reserved
+        self.enter_for(state, kind, &kind.least())
     }
 
-    fn try_reserve(self: &Arc<Self>, ask: &Ask) -> Result<Reservation, Refusal> {
-        let mut state = self.state();
+    /// As [`enter`](Self::enter), for a call that needs no less than `least`.
+    fn enter_for(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        kind: CallKind,
+        least: &Ask,
+    ) -> Result<Entry, Refusal> {
+        if let Err(refusal) = self.try_enter(&mut state, kind, least) {
+            self.deny(&mut state, &refusal, least.price.clone());
+            return Err(refusal);
+        }
+        drop(state);
+        Ok(Entry { ledger: Some(Arc::clone(self)) })
+    }
+
+    fn try_enter(&self, state: &mut State, kind: CallKind, least: &Ask) -> Result<(), Refusal> {
         self.check_deadline(&state.limits)?;
-        let (granted, output_limit) = state.grant(ask)?;
+        state.grant(least)?;
         if let Some(limit) = state.limits.max_concurrent.filter(|limit| state.open_calls >= *limit)
         {
             return Err(Refusal::Concurrency { limit });
         }
-        state.rates.admit(granted.input)?;
-        state.reserved = state.reserved + granted;
+        // The call after one that was not delivered is likely to fare like it.
+        state.rates.enter(kind == CallKind::Free || state.is_undelivered)?;
         state.open_calls += 1;
-        drop(state);
-        let (ledger, price) = (Arc::clone(self), ask.price.clone());
-        Ok(Reservation { ledger, granted, output_limit, price, open: true })
+        Ok(())
+    }
+
+    /// Reserves everything a call asks for, or nothing: [`enter`](Self::enter) and [`Entry::reserve`] in one.
+    ///
+    /// # Errors
+    /// The limit that stands in the way; what is spent for good comes before what only needs time.
+    pub fn reserve(self: &Arc<Self>, ask: &Ask) -> Result<Reservation, Refusal> {
+        let kind = match ask {
+            Ask { is_turn: true, .. } => CallKind::Turn,
+            Ask { input: Tokens::ZERO, .. } => CallKind::Free,
+            _ => CallKind::Tokens,
+        };
+        self.enter_for(self.state(), kind, ask)?.reserve(ask)
+    }
+
+    /// Notes why a call may not begin, and that no other may, where that is so.
+    fn deny(&self, state: &mut State, refusal: &Refusal, price: Option<Arc<Price>>) {
+        state.is_denied = refusal.is_for_good();
+        if state.is_denied && state.is_spent(price) {
+            self.exhausted.cancel();
+        }
+    }
+
+    /// Refuses where all of a money limit is spent.
+    fn check_money(&self, state: &mut State) -> Result<(), Refusal> {
+        let spent = state.spent.cost;
+        match state.limits.max_cost_usd.filter(|limit| spent >= *limit) {
+            Some(limit) => {
+                state.is_denied = true;
+                self.exhausted.cancel();
+                Err(Refusal::Cost { spent, limit, needed: Nanodollars::default() })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Whether money is limited, so that a model's price has to be known.
@@ -213,13 +301,17 @@ impl Ledger {
     /// Changes the limits. What is spent stays spent, and calls still open keep what they have.
     pub fn change(&self, limits: Limits) {
         let mut state = self.state();
-        state.rates.change(limits.requests_per_minute, limits.tokens_per_minute);
+        state.rates.change(&limits);
         state.limits = limits;
     }
 
-    /// When the run must be over.
+    /// When the run must be over. A deadline that no clock can count to is none.
     pub fn deadline(&self) -> Option<Instant> {
-        self.state().limits.deadline.map(|limit| self.started + limit)
+        self.end(&self.state().limits)
+    }
+
+    fn end(&self, limits: &Limits) -> Option<Instant> {
+        self.started.checked_add(limits.deadline?)
     }
 
     /// Cancelled when a call is refused and no other could be let through either: not when one is too large for what is
@@ -253,7 +345,7 @@ impl Ledger {
         let limits = state.limits.clone();
         let left =
             |limit: Option<Tokens>, held: Tokens| limit.map(|limit| limit.saturating_sub(held));
-        let end = limits.deadline.map(|limit| self.started + limit);
+        let end = self.end(&limits);
         Status {
             turns_left: limits.max_turns.map(|limit| limit.saturating_sub(held.turns)),
             input_tokens_left: left(limits.max_input_tokens, held.input),
@@ -275,12 +367,18 @@ impl Ledger {
         }
     }
 
-    fn close(&self, granted: Amount, charge: Amount) {
+    fn close(&self, granted: Amount, charge: Amount, is_delivered: bool) {
         let mut state = self.state();
+        state.is_undelivered = !is_delivered;
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
-        state.open_calls = state.open_calls.saturating_sub(1);
         state.rates.settle(granted.input, charge.total());
+        self.leave(state);
+    }
+
+    /// Frees a place among the open calls.
+    fn leave(&self, mut state: MutexGuard<'_, State>) {
+        state.open_calls = state.open_calls.saturating_sub(1);
         drop(state);
         self.closed.notify_one();
     }
@@ -312,9 +410,11 @@ impl State {
         let choices = u64::from(ask.choices.max(1));
         let wanted = match (ask.is_turn, ask.output) {
             (true, None) => Tokens(DEFAULT_OUTPUT.0.saturating_mul(choices)),
-            (_, asked) => asked.unwrap_or_default(),
+            // Some upstreams take a limit of 0 for none.
+            (true, Some(asked)) => asked.max(Tokens(choices)),
+            (false, asked) => asked.unwrap_or_default(),
         };
-        let least = if ask.is_turn { Tokens(choices).min(wanted) } else { Tokens::ZERO };
+        let least = if ask.is_turn { Tokens(choices) } else { Tokens::ZERO };
         self.free(Kind::Input, ask.input)?;
         let bounds = [
             self.free(Kind::Output, least)?,
@@ -384,6 +484,53 @@ impl State {
     }
 }
 
+impl CallKind {
+    /// The smallest call of the kind, for a look at what is left before its body is read.
+    fn least(self) -> Ask {
+        let input = if self == Self::Free { Tokens::ZERO } else { Tokens(1) };
+        let output = (self == Self::Turn).then_some(Tokens(1));
+        Ask { is_turn: self == Self::Turn, input, output, choices: 1, price: None }
+    }
+}
+
+impl Entry {
+    /// Reserves everything the call asks for, or nothing.
+    ///
+    /// # Errors
+    /// The limit that stands in the way; what is spent for good comes before what only needs time.
+    pub fn reserve(mut self, ask: &Ask) -> Result<Reservation, Refusal> {
+        let reserved = self.try_reserve(ask);
+        // After an error the place is given back only when `self` is dropped.
+        let (granted, output_limit) = reserved?;
+        let ledger = self.ledger.take().expect("a place is there until it is used");
+        Ok(Reservation { ledger, granted, output_limit, price: ask.price.clone(), open: true })
+    }
+
+    fn try_reserve(&self, ask: &Ask) -> Result<(Amount, Option<Tokens>), Refusal> {
+        let ledger = self.ledger.as_ref().expect("a place is there until it is used");
+        let mut state = ledger.state();
+        let reserved = ledger.check_deadline(&state.limits).and_then(|()| {
+            let (granted, output_limit) = state.grant(ask)?;
+            state.rates.admit(granted.input)?;
+            state.reserved = state.reserved + granted;
+            Ok((granted, output_limit))
+        });
+        match &reserved {
+            Ok(_) => state.is_denied = false,
+            Err(refusal) => ledger.deny(&mut state, refusal, ask.price.clone()),
+        }
+        reserved
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(ledger) = self.ledger.take() {
+            ledger.leave(ledger.state());
+        }
+    }
+}
+
 impl Reservation {
     pub fn granted(&self) -> Amount {
         self.granted
@@ -401,27 +548,27 @@ impl Reservation {
         let charge =
             Amount { turns: self.granted.turns, input: usage.input, output: usage.output, cost };
         self.open = false;
-        self.ledger.close(self.granted, charge);
+        self.ledger.close(self.granted, charge, true);
         charge
     }
 
     /// Gives everything back: it is proved that nothing was delivered upstream.
     pub fn release(mut self) {
         self.open = false;
-        self.ledger.close(self.granted, Amount::default());
+        self.ledger.close(self.granted, Amount::default(), false);
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.open {
-            self.ledger.close(self.granted, self.granted);
+            self.ledger.close(self.granted, self.granted, true);
         }
     }
 }
 
 /// `None` is no limit.
-fn lower<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+pub(super) fn lower<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),
         (one, other) => one.or(other),
@@ -435,6 +582,10 @@ enum Kind {
     Output,
     Total,
 }
+
+/// Calls a minute that cost no tokens. Ours: ten a second are more than an agent counts tokens, and in the
+/// audit log less than 10 KB a second.
+pub const FREE_CALLS_PER_MINUTE: u32 = 600;
 
 /// Reserved for each answer whose client set no limit, and what is left where that is less; with a
 /// budget it becomes the answer's limit. Ours: Codex sets none, and its longest turns, reasoning

@@ -94,6 +94,8 @@ struct Rates {
     cache_write: u64,
     cache_write_1h: u64,
     reasoning: u64,
+    audio_input: u64,
+    audio_output: u64,
 }
 
 /// A price as the file has it.
@@ -107,6 +109,8 @@ struct Written {
     cache_write: Option<Nanodollars>,
     cache_write_1h: Option<Nanodollars>,
     reasoning: Option<Nanodollars>,
+    audio_input: Option<Nanodollars>,
+    audio_output: Option<Nanodollars>,
     /// Only within `long`.
     above_input_tokens: Option<Tokens>,
     long: Option<Box<Self>>,
@@ -157,6 +161,11 @@ impl Prices {
         }
     }
 
+    /// Whether a run that counts money has no call whose cost is not counted.
+    pub fn counts_every_model(&self) -> bool {
+        self.unknown != Unknown::TokensOnly
+    }
+
     /// The price in the table. A name that is not there is looked up once more without its
     /// provider's prefix (`openai/gpt-5`).
     pub fn find(&self, model: &str) -> Option<Arc<Price>> {
@@ -188,14 +197,21 @@ impl Price {
     pub fn cost(&self, usage: &Usage) -> Nanodollars {
         let rates = self.rates(usage.input);
         let fresh = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
+        // Sound that came from the cache is billed as such.
+        let heard = usage.audio_input.min(fresh);
+        let fresh = fresh.saturating_sub(heard);
         let write = usage.cache_write.saturating_sub(usage.cache_write_1h);
-        let spoken = usage.output.saturating_sub(usage.reasoning);
+        let written = usage.output.saturating_sub(usage.reasoning);
+        let spoken = usage.audio_output.min(written);
+        let written = written.saturating_sub(spoken);
         sum(&[
             (fresh, rates.input),
             (usage.cache_read, rates.cache_read),
             (write, rates.cache_write),
             (usage.cache_write_1h, rates.cache_write_1h),
-            (spoken, rates.output),
+            (written, rates.output),
+            (spoken, rates.audio_output),
+            (heard, rates.audio_input),
             (usage.reasoning, rates.reasoning),
         ])
     }
@@ -224,11 +240,12 @@ impl Price {
 
 impl Rates {
     fn dearest_input(&self) -> u64 {
-        self.input.max(self.cache_read).max(self.cache_write).max(self.cache_write_1h)
+        let cached = self.cache_read.max(self.cache_write).max(self.cache_write_1h);
+        self.input.max(cached).max(self.audio_input)
     }
 
     fn dearest_output(&self) -> u64 {
-        self.output.max(self.reasoning)
+        self.output.max(self.reasoning).max(self.audio_output)
     }
 }
 
@@ -259,6 +276,8 @@ impl From<&Written> for Rates {
             cache_write: cache_write.0,
             cache_write_1h: written.cache_write_1h.unwrap_or(cache_write).0,
             reasoning: written.reasoning.unwrap_or(output).0,
+            audio_input: written.audio_input.unwrap_or(input).0,
+            audio_output: written.audio_output.unwrap_or(output).0,
         }
     }
 }

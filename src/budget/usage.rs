@@ -32,6 +32,12 @@ pub struct Usage {
     /// The part of `output` that was reasoning.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub reasoning: Tokens,
+    /// The part of `input` that was sound.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub audio_input: Tokens,
+    /// The part of `output` that was sound.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub audio_output: Tokens,
     pub source: Source,
 }
 

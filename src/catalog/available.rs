@@ -3,14 +3,14 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
 use super::{Entry, Maker};
 use crate::sandbox::docker::Docker;
-use crate::sandbox::first::NotStatic;
+use crate::sandbox::first::InstallError;
 use crate::sandbox::{self, First, embedded};
 
 /// What this machine has for agents.
@@ -26,7 +26,7 @@ pub struct Machine {
 }
 
 /// Why an agent cannot run here.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Reason {
     #[error("it needs the image `{image}`, and there is no Docker Engine at `{}`", socket.display())]
     NoEngine { image: String, socket: PathBuf },
@@ -42,18 +42,19 @@ pub enum Reason {
     NoRoot(PathBuf),
     #[error("{0}")]
     NoSandbox(String),
-    #[error("its program is in the file of cogni-init, and nobody says where that is")]
+    #[error("its program is in the file of cogni-init, and `--init none` leaves that out")]
     NoProgram,
     #[error("there is no cogni-init at `{}`", .0.display())]
     NoInit(PathBuf),
     #[error(transparent)]
-    NotStatic(#[from] NotStatic),
+    NotInstalled(#[from] Arc<InstallError>),
 }
 
 /// What was found out, for some seconds: an engine is not asked for each who wants to know.
 #[derive(Debug)]
 pub struct Availability {
     machine: Machine,
+    max_age: Duration,
     found: Mutex<HashMap<String, Found>>,
 }
 
@@ -75,8 +76,8 @@ pub async fn available(entry: &Entry, machine: &Machine) -> Result<(), Reason> {
         (None, Maker::Docker) => Err(Reason::ImageNeeded),
         (None, Maker::Auto | Maker::Embedded) => can_embed(entry, machine),
     }?;
-    match machine.init.file(&entry.root())? {
-        Some(init) if !init.is_file() => Err(Reason::NoInit(init.to_owned())),
+    match machine.init.file().map_err(Arc::new)? {
+        Some(init) if !init.is_file() => Err(Reason::NoInit(init)),
         None if entry.program.is_some() => Err(Reason::NoProgram),
         _ => Ok(()),
     }
@@ -112,8 +113,9 @@ fn can_embed(entry: &Entry, machine: &Machine) -> Result<(), Reason> {
 }
 
 impl Availability {
-    pub fn new(machine: Machine) -> Self {
-        Self { machine, found: Mutex::default() }
+    /// Looks at each agent again when its answer is older than `max_age`, usually [`MAX_AGE`].
+    pub fn new(machine: Machine, max_age: Duration) -> Self {
+        Self { machine, max_age, found: Mutex::default() }
     }
 
     /// As [`available`], some seconds ago at most.
@@ -122,16 +124,20 @@ impl Availability {
     /// Why not.
     pub async fn of(&self, entry: &Entry) -> Result<(), Reason> {
         let key = entry.digest();
-        let known = self.lock().get(&key).filter(|found| found.is_fresh()).cloned();
+        let known = self.lock().get(&key).filter(|found| self.is_fresh(found)).cloned();
         if let Some(found) = known {
             return found.result;
         }
         let result = available(entry, &self.machine).await;
         let mut known = self.lock();
         // What belongs to entries that are no more goes with the rest.
-        known.retain(|_, found| found.is_fresh());
+        known.retain(|_, found| self.is_fresh(found));
         known.insert(key, Found { since: Instant::now(), result: result.clone() });
         result
+    }
+
+    fn is_fresh(&self, found: &Found) -> bool {
+        found.since.elapsed() < self.max_age
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Found>> {
@@ -139,14 +145,8 @@ impl Availability {
     }
 }
 
-impl Found {
-    fn is_fresh(&self) -> bool {
-        self.since.elapsed() < FRESH
-    }
-}
-
 /// An engine that is well answers in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How old an answer may be: less than somebody waits before looking again.
-const FRESH: Duration = Duration::from_secs(5);
+/// The age of an answer that is still told to the next caller: shorter than a person waits before looking again.
+pub const MAX_AGE: Duration = Duration::from_secs(5);

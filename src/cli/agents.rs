@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use serde_json::json;
 
+use super::relay::StateDir;
 use super::run::{Agents, Places, init};
 use crate::catalog::available::{Machine, available};
 use crate::catalog::{self, Catalog, Entry, Listed, Maker};
@@ -19,9 +20,12 @@ pub struct Args {
     #[command(flatten)]
     places: Places,
 
-    /// The sandbox's first process [default: cogni-init beside this program]
+    /// The sandbox's first process [default: the cogni-init that this program carries]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
+
+    #[command(flatten)]
+    state: StateDir,
 
     /// Show those that cannot run here, too, and why not
     #[arg(long)]
@@ -65,7 +69,7 @@ impl Args {
         let machine = Machine {
             docker_socket: self.places.docker_socket.clone(),
             driver: Maker::Auto,
-            init: init(self.init.clone())?,
+            init: init(self.init.clone(), self.state.path())?,
             may_be_unlimited: false,
         };
         let listed = catalog.entries().map(|entry| {

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use super::relay::StateDir;
 use super::run::{Places, init};
 use crate::sandbox::probe::{Facts, Finding, Report, engine, machine};
 
@@ -13,9 +14,12 @@ pub struct Args {
     #[command(flatten)]
     places: Places,
 
-    /// The sandbox's first process [default: cogni-init beside this program]
+    /// The sandbox's first process [default: the cogni-init that this program carries]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
+
+    #[command(flatten)]
+    state: StateDir,
 
     /// Print the report as JSON
     #[arg(long)]
@@ -35,7 +39,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 }
 
 fn look(args: &Args) -> anyhow::Result<Facts> {
-    let init = init(args.init.clone())?;
+    let init = init(args.init.clone(), args.state.path())?;
     let runtime_dir = env::var_os("XDG_RUNTIME_DIR");
     let facts = machine::look(&args.places.run_dir, init, runtime_dir.as_deref().map(Path::new));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -59,6 +59,10 @@ pub enum Command {
 
         /// The grant, as `grant list` names it
         id: String,
+
+        /// End its runs that are under way, too; a running service does so within some seconds
+        #[arg(long)]
+        cancel_runs: bool,
     },
 }
 
@@ -140,8 +144,13 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
                 let grant = open(&place)?.show(&id).await?;
                 writeln!(out, "{:#}", described(&grant, SystemTime::now()))?;
             }
-            Command::Revoke { place, id } => {
-                let grant = open(&place)?.revoke(&id).await?;
+            Command::Revoke { place, id, cancel_runs } => {
+                let grants = open(&place)?;
+                let grant = if cancel_runs {
+                    grants.revoke_with_runs(&id).await?
+                } else {
+                    grants.revoke(&id).await?
+                };
                 writeln!(out, "{} ({}) is revoked", grant.id, grant.name)?;
             }
         }

@@ -11,7 +11,7 @@ use tracing::Instrument;
 
 use super::flags;
 use crate::admin::Admin;
-use crate::app::{App, By, Runs, Stop};
+use crate::app::{App, By, Runs, Stop, descriptors};
 use crate::config::{Config, SETTINGS};
 
 /// The command and its flags: one for each setting.
@@ -33,9 +33,13 @@ pub(super) fn serve(
     configure: impl Fn() -> anyhow::Result<Config> + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<ExitCode> {
     let config = configure()?;
+    config.check_budgets_last()?;
+    descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // First: who finds another process at its place must not touch the runs' records.
+        // A signal that comes before the process is ready must not end it half-way.
+        let signals = crate::app::ServerSignals::register()?;
+        // First of all else: who finds another process at its place must not touch the runs' records.
         let admin = Admin::bind(&config.admin)?;
         let app = App::build(config)?;
         let stop = Stop::default();
@@ -44,7 +48,7 @@ pub(super) fn serve(
             let (reload, configure) = (Arc::clone(&reload), configure.clone());
             move || reload(by, configure())
         };
-        let signals = crate::app::signals(stop.clone(), app.access_log(), by(By::Signal))?;
+        let signals = signals.obey(stop.clone(), app.access_log(), by(By::Signal));
         let span = app.log_span();
         let operators = operators(admin.as_ref(), runs, by(By::Admin));
         tokio::select! {

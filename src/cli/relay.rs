@@ -14,7 +14,7 @@ use clap::Subcommand;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use crate::delivery::outbox::{Desk, Job, Outbox, Plan, Step};
+use crate::delivery::outbox::{Desk, Job, Kept, Outbox, Plan, Step};
 use crate::delivery::record::{self, Record};
 use crate::delivery::{Delivered, OUTBOX, sweep};
 use crate::relay::artifact::held_branch;
@@ -73,6 +73,10 @@ pub enum Command {
         /// What is younger stays
         #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = crate::cli::flags::time)]
         older_than: Duration,
+
+        /// Throw away held and failed work, and workspaces that were left, that are older, too
+        #[arg(long, value_name = "DURATION", value_parser = crate::cli::flags::time)]
+        kept_older_than: Option<Duration>,
     },
     /// Bring work that is not at its branch into the repository in the current directory, as a branch of its own
     Apply {
@@ -111,8 +115,14 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             write!(out, "{}", rules.as_str())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Sweep { state, older_than } => {
-            let swept = sweep::sweep(&state.path(), &open(&state)?, older_than)?;
+        Command::Sweep { state, older_than, kept_older_than } => {
+            let outbox = open(&state)?;
+            let before = kept_older_than.and_then(|age| SystemTime::now().checked_sub(age));
+            if let Some(before) = before {
+                let kept = outbox.expire(before)?;
+                writeln!(out, "thrown away: {kept} that were held, had failed or were left")?;
+            }
+            let swept = sweep::sweep(&state.path(), &outbox, older_than)?;
             let sweep::Swept { delivered, works, mirrors } = swept;
             writeln!(
                 out,
@@ -149,6 +159,10 @@ fn show_all(
         shown.iter().try_for_each(|job| show(job, &state, out))?;
         if shown.is_empty() && desks.is_empty() {
             writeln!(out, "everything is delivered")?;
+        }
+        let Kept { works, bytes } = outbox.kept(None)?;
+        if works > 0 {
+            writeln!(out, "kept: {works}, with {bytes} bytes")?;
         }
     }
     let is_well = shown.iter().all(|job| job.step == Step::Done);
@@ -268,7 +282,6 @@ fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     if audit.exists() {
         writeln!(out, "    {}", audit.display())?;
     }
-    let wait = job.due.duration_since(SystemTime::now()).unwrap_or_default().as_secs();
     let apply = if job.can_be_applied() { format!("apply {id} | ") } else { String::new() };
     match step {
         Step::Done => (),
@@ -284,15 +297,21 @@ fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
         Step::Failed => {
             writeln!(out, "    cogni-gateway relay {apply}retry {id} | discard {id}")?;
         }
-        _ if wait == 0 => writeln!(out, "    due now")?,
-        _ => writeln!(out, "    due in {wait} s")?,
+        _ => show_due(job.due, out)?,
     }
     Ok(())
 }
 
+fn show_due(due: SystemTime, out: &mut impl Write) -> io::Result<()> {
+    match due.duration_since(SystemTime::now()).unwrap_or_default().as_secs() {
+        0 => writeln!(out, "    due now"),
+        wait => writeln!(out, "    due in {wait} s"),
+    }
+}
+
 fn show_desk(seen: &Seen, out: &mut impl Write) -> anyhow::Result<()> {
     let Seen { desk, goes_on } = seen;
-    let Desk { id, plan, workspace, left, .. } = desk;
+    let Desk { id, plan, workspace, left, due, .. } = desk;
     let (repository, branch, run) = (&plan.repository, &plan.state.branch, &plan.facts.run);
     let step = Delivered::left(desk).step;
     writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
@@ -300,6 +319,9 @@ fn show_desk(seen: &Seen, out: &mut impl Write) -> anyhow::Result<()> {
         Some(left) => {
             writeln!(out, "    {left}")?;
             writeln!(out, "    {}", workspace.display())?;
+            if let Some(due) = due {
+                show_due(*due, out)?;
+            }
             writeln!(out, "    cogni-gateway relay retry {id} | discard {id}")?;
         }
         None if *goes_on => writeln!(out, "    its run goes on")?,

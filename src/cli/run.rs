@@ -31,9 +31,9 @@ use crate::config::{Admin, Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::delivery::Relayed;
 use crate::runner::{self, Host, Llm, MODEL, Maker, Order, Prepared, Reins, Request, RunResult};
-use crate::sandbox::First;
 use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
+use crate::sandbox::{First, UserRange};
 use repository::Asked;
 
 /// The command and its flags: its own, and one for each setting of the gateway.
@@ -130,13 +130,17 @@ struct Args {
     #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
     grace: Option<Duration>,
 
-    /// The sandbox's first process, or `none` [default: cogni-init beside this program, which for an image has to be static]
+    /// The sandbox's first process, or `none` [default: the cogni-init that this program carries]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
     /// A few lines on how it goes, on standard error, in place of the log
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     progress: When,
+
+    /// The users of this machine that sandboxes run as, each its own; one number is one user for all
+    #[arg(long, value_name = "FIRST-LAST", env = "COGNI_UIDS", default_value_t)]
+    uids: UserRange,
 
     #[command(flatten)]
     places: Places,
@@ -358,12 +362,12 @@ fn asked(
         }),
     };
     let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
-    let (repository, places, given) =
-        (args.repository.clone(), args.places.clone(), args.init.clone());
+    let (repository, given, uids) = (args.repository.clone(), args.init.clone(), args.uids);
+    let Places { docker_socket, run_dir } = args.places.clone();
     let catalog = args.agents.catalog()?;
     let request = args.request()?.over(file);
-    let host =
-        Host { docker_socket: places.docker_socket, run_dir: places.run_dir, init: init(given)? };
+    let init = init(given, repository.state_dir())?;
+    let host = Host { docker_socket, run_dir, init, uids };
     let mut config = configure(matches, variable, &request)?;
     config.files.extend(repository.private());
     let asked = repository.asked(&config.identity.run)?;
@@ -458,16 +462,17 @@ fn message(given: String) -> anyhow::Result<String> {
     io::read_to_string(io::stdin()).context("the message cannot be read from standard input")
 }
 
-/// What sandboxes have as their first process, where somebody may have named it.
-pub(super) fn init(given: Option<PathBuf>) -> anyhow::Result<First> {
-    let Some(path) = given else { return First::ours().context("this program has no path") };
+/// Returns the first process of sandboxes: the file that the operator has named, or the built-in one, which is written to the
+/// state directory.
+pub(super) fn init(given: Option<PathBuf>, state_dir: PathBuf) -> anyhow::Result<First> {
+    let Some(path) = given else { return Ok(First::BuiltIn { directory: state_dir }) };
     if path == Path::new("none") {
         return Ok(First::None);
     }
     let found = path.canonicalize().ok().filter(|found| found.is_file());
     let found = found.with_context(|| {
         format!(
-            "there is no `{}`; say with `--init` where cogni-init is, or `--init none` for an image with a bridge of its own",
+            "there is no `{}`; leave `--init` out for the cogni-init that this program carries, or say `--init none` for an image with a bridge of its own",
             path.display()
         )
     })?;

@@ -18,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::flags;
 use super::relay::Keys;
-use crate::api::{Api, Limits, Listener, Watchers};
-use crate::app::{self, Seats};
+use crate::api::{Api, Limits, Listener, Turns, Watchers};
+use crate::app::{self, Seats, ServerSignals};
 use crate::base::db::Database;
 use crate::base::drain::Drain;
 use crate::billing::{self, Books};
-use crate::catalog::available::{Availability, Machine};
+use crate::catalog::available::{Availability, MAX_AGE, Machine};
 use crate::config::{SETTINGS, Setting};
 use crate::delivery::{Error, Relay};
 use crate::git;
@@ -49,6 +49,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let matches = matches.clone();
     let read = move || Given::read(&matches, |name| std::env::var(name).ok());
     let given = read()?;
+    app::descriptors::raise();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(Box::pin(serve(given, read)));
     // What git is still at is in the outbox.
@@ -58,7 +59,9 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow::Result<()> {
     let serve = given.serve.clone();
-    // First: who finds another process at its place must not touch its records.
+    // A signal that comes before the service is ready must not end it half-way.
+    let signals = ServerSignals::register()?;
+    // First of all else: who finds another process at its place must not touch its records.
     let listener = Listener::bind(&serve.listen)?;
     let metrics = given.config.metrics.address.map(app::bind_metrics).transpose()?;
     // And who finds another at its state must not bring that to another version.
@@ -71,12 +74,14 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let database = Database::open_watched(&file, &schemas, writes)
         .with_context(|| format!("cannot serve from `{}`", file.display()))?;
     let books = Books::new(database.clone()).with_bound(serve.receipt_bound);
+    let grants = Grants::new(database.clone());
     let parts = Parts {
         lock,
         config: given.config.clone(),
         catalog: given.catalog.clone(),
         seats: seats.clone(),
-        journal: Journal::new(database.clone()),
+        journal: Journal::new(database),
+        grants: grants.clone(),
         books: books.clone(),
         relay: relay(&given)?,
     };
@@ -90,12 +95,13 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
     let supervisor = Box::pin(Supervisor::open(settings, parts)).await?;
     let api = Arc::new(Api {
         books: books.clone(),
-        grants: Grants::new(database),
+        grants,
         anybody: serve.insecure_no_auth.then(|| Arc::new(Api::anybody())),
         supervisor: supervisor.clone(),
-        availability: Availability::new(machine),
+        availability: Availability::new(machine, MAX_AGE),
         metrics: Arc::clone(seats.metrics()),
         watchers: Watchers::new(serve.max_watchers),
+        long_reads: Turns::new(LONG_READS_PER_GRANT),
         limits: Limits { connections: serve.max_connections, patience: serve.request_timeout },
         tasks: Drain::default(),
     });
@@ -108,7 +114,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         seats.metrics().reloaded(done.is_ok());
         done
     };
-    let signals = app::signals(stop.clone(), seats.access_log(), reload)?;
+    let signals = signals.obey(stop.clone(), seats.access_log(), reload);
     let service = Service {
         listener,
         metrics,
@@ -202,6 +208,9 @@ fn settings() -> impl Iterator<Item = &'static Setting> {
     let is_here = |setting: &&Setting| !setting.is_of_one_run() && !setting.is_of_its_operator();
     SETTINGS.iter().filter(is_here).filter(|setting| setting.name != "WORKERS")
 }
+
+/// Lists and proofs of one grant at the same time; the database has four connections for long reads of all grants.
+const LONG_READS_PER_GRANT: usize = 2;
 
 /// For answers that are being written when the last run has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);

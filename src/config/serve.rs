@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::bail;
 use serde::Deserialize;
 
+use crate::base::time::MAX_TIME;
 use crate::catalog::Maker;
+use crate::sandbox::UserRange;
 
 /// Agents, chats and runs over HTTP: `cogni-gateway serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -30,6 +32,8 @@ pub struct Serve {
     pub docker_socket: PathBuf,
     /// Whether the embedded driver may do without limits on memory, processes and processors.
     pub allow_unlimited: bool,
+    /// The users of this machine that sandboxes run as.
+    pub uids: UserRange,
     /// At the same time; more are refused.
     pub max_runs: usize,
     /// Open at the same time; of further ones only those for health and reports of costs are answered.
@@ -157,6 +161,7 @@ impl Default for Serve {
             driver: Maker::Auto,
             docker_socket: PathBuf::from("/var/run/docker.sock"),
             allow_unlimited: false,
+            uids: UserRange::DEFAULT,
             // A sandbox is given 512 MiB by default, of which few use all.
             max_runs: 64,
             // A watcher for each of a thousand runs, and as many who look in between.
@@ -218,7 +223,7 @@ pub fn default_state() -> PathBuf {
 }
 
 /// Of whatever is waited for or kept: a hundred years, to which every clock can count.
-pub const LONGEST: Duration = Duration::from_secs(36_500 * DAY);
+pub const LONGEST: Duration = MAX_TIME;
 
 /// In seconds.
 const DAY: u64 = 24 * 60 * 60;

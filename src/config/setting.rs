@@ -83,7 +83,7 @@ impl Setting {
 
     /// Whether it is for the operator of a gateway that is served by itself, and not by whoever begins its runs.
     pub fn is_of_its_operator(&self) -> bool {
-        self.name == "ADMIN_SOCKET_PATH"
+        matches!(self.name, "ADMIN_SOCKET_PATH" | "ALLOW_BUDGET_RESET")
     }
 
     /// The flag's name: the variable's in small letters.
@@ -284,6 +284,16 @@ pub const SETTINGS: &[Setting] = &[
         "File with the Ed25519 seed that signs the audit's checkpoints, hex or base64",
         |config, given| {
             config.audit.signing_key = Some(Secret::new(given));
+            Ok(())
+        },
+    ),
+    text(
+        "ALLOW_BUDGET_RESET",
+        "BOOL",
+        "Whether budgets may go without an audit log [default: false]",
+        |config, given| {
+            config.audit.allow_budget_reset =
+                given.parse().map_err(|_| "give true or false".to_owned())?;
             Ok(())
         },
     ),

@@ -20,6 +20,7 @@
 
 mod desk;
 mod job;
+mod kept;
 mod schema;
 
 use std::fs::{DirBuilder, File};
@@ -35,6 +36,7 @@ use uuid::Uuid;
 
 pub use desk::{Desk, Plan};
 pub use job::{Host, Job, Mark, Order, Progress, Pull, Step, Verdict, Words};
+pub use kept::Kept;
 
 use crate::base::tree;
 use crate::delivery::rules::Rules;
@@ -107,10 +109,10 @@ impl Outbox {
         let artifacts = order.artifacts.display().to_string();
         let mut connection = self.connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let cleared = "DELETE FROM desk WHERE artifacts = ?1 RETURNING id";
-        let desk = change.query_row(cleared, [&artifacts], |row| row.get::<_, String>(0));
-        let id = desk.optional()?.unwrap_or_else(fresh_id);
-        let job = insert(&change, &id, order)?;
+        let cleared = "DELETE FROM desk WHERE artifacts = ?1 RETURNING id, grant_id";
+        let desk = change.query_row(cleared, [&artifacts], |row| Ok((row.get(0)?, row.get(1)?)));
+        let (id, grant) = desk.optional()?.unwrap_or_else(|| (fresh_id(), None));
+        let job = insert(&change, (&id, grant), order)?;
         change.commit()?;
         Ok(job)
     }
@@ -125,16 +127,17 @@ impl Outbox {
             let mut connection = self.connection();
             let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let renamed = change.execute(
-                "UPDATE desk SET id = ?2, remains = ?3 WHERE id = ?1",
+                "UPDATE desk SET id = ?2, remains = ?3, due = NULL WHERE id = ?1",
                 params![desk.id, left, short(why)],
             )?;
             if renamed == 0 {
                 return Err(Error::Unknown(desk.id.clone()));
             }
-            let job = insert(&change, &desk.id, order)?;
+            let job = insert(&change, (&desk.id, desk.plan.grant.clone()), order)?;
             change.commit()?;
             job
         };
+        self.weigh_desk(&left, &desk.workspace)?;
         Ok((job, self.desk(&left)?))
     }
 
@@ -319,12 +322,14 @@ impl Outbox {
 
     /// One statement, so that nobody can see half of it.
     fn write(&self, old: &Job, new: &Job) -> Result<(), Error> {
+        let is_kept = matches!(new.step, Step::Held | Step::Failed);
+        let bytes = if is_kept { kept::measured(&new.order.artifacts) } else { 0 };
         let mut connection = self.connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let written = change.execute(
             "UPDATE job SET step = :step, verdict = :verdict, reasons = :reasons, head = :head, is_pushed = :is_pushed,
                  pull_number = :number, pull_url = :url, attempts = :attempts, due = :due, error = :error, updated = :now,
-                 code = :code, statement = :statement, mode = :mode
+                 code = :code, statement = :statement, mode = :mode, bytes = :bytes
              WHERE id = :id AND step = :old AND fence = :fence",
             named_params! {
                 ":step": new.step.as_str(),
@@ -340,6 +345,7 @@ impl Outbox {
                 ":code": new.code,
                 ":statement": new.statement,
                 ":mode": new.mode,
+                ":bytes": bytes,
                 ":now": millis(SystemTime::now()),
                 ":id": old.id,
                 ":old": old.step.as_str(),
@@ -373,11 +379,15 @@ impl Outbox {
 }
 
 /// What lies in the same directory is the same work.
-fn insert(change: &Connection, id: &str, order: &Order) -> Result<Job, Error> {
+fn insert(
+    change: &Connection,
+    (id, grant): (&str, Option<String>),
+    order: &Order,
+) -> Result<Job, Error> {
     let artifacts = order.artifacts.display().to_string();
     change.execute(
-        "INSERT INTO job (id, repository, branch_key, run, \"order\", artifacts, step, due, created, updated)
-         SELECT :id, :repository, :key, :run, :order, :artifacts, 'extracted', :now, :now, :now
+        "INSERT INTO job (id, repository, branch_key, run, \"order\", artifacts, step, due, created, updated, grant_id)
+         SELECT :id, :repository, :key, :run, :order, :artifacts, 'extracted', :now, :now, :now, :grant
          WHERE NOT EXISTS (SELECT 1 FROM job WHERE artifacts = :artifacts)",
         named_params! {
             ":id": id,
@@ -387,6 +397,7 @@ fn insert(change: &Connection, id: &str, order: &Order) -> Result<Job, Error> {
             ":order": written(order)?,
             ":artifacts": artifacts,
             ":now": millis(SystemTime::now()),
+            ":grant": grant,
         },
     )?;
     Ok(change.query_row(&select("artifacts = ?1"), [&artifacts], read)?)

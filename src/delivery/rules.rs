@@ -42,6 +42,7 @@ pub struct Stricter {
     pub lfs_pointer: Option<Ruling>,
     pub claims_provenance: Option<Ruling>,
     pub strange_date: Option<Ruling>,
+    pub foreign_encoding: Option<Ruling>,
     pub work_elsewhere: Option<Ruling>,
     pub secret: Option<Ruling>,
     /// A list of its own: the first that matches a path counts beside the first of the host's.
@@ -120,6 +121,7 @@ impl Stricter {
             lfs_pointer: strictest(self.lfs_pointer, host.lfs_pointer),
             claims_provenance: strictest(self.claims_provenance, host.claims_provenance),
             strange_date: strictest(self.strange_date, host.strange_date),
+            foreign_encoding: strictest(self.foreign_encoding, host.foreign_encoding),
             work_elsewhere: strictest(self.work_elsewhere, host.work_elsewhere),
             secret: strictest(self.secret, host.secret),
             paths: host.paths.clone(),
@@ -138,6 +140,7 @@ impl Stricter {
             ("relay.policy.lfs_pointer", self.lfs_pointer),
             ("relay.policy.claims_provenance", self.claims_provenance),
             ("relay.policy.strange_date", self.strange_date),
+            ("relay.policy.foreign_encoding", self.foreign_encoding),
             ("relay.policy.work_elsewhere", self.work_elsewhere),
             ("relay.policy.secret", self.secret),
         ];

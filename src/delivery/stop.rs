@@ -42,13 +42,10 @@ impl Stop {
             Self::Held { code, why } => outbox.advance(job, Progress::Held { code, why })?,
             // Whoever comes before its time has not waited for anything to be better.
             Self::Later { after, why } if !job.is_due() => outbox.put_off(job, after, &why)?,
-            Self::Later { why, .. } if job.attempts >= ATTEMPTS => {
-                outbox.advance(job, Progress::Failed { why })?
-            }
-            Self::Later { after, why } => {
-                let wait = WAIT.saturating_mul(1 << job.attempts.min(10)).min(LONGEST);
-                outbox.postpone(job, after.max(wait), &why)?
-            }
+            Self::Later { after, why } => match wait_after(job.attempts) {
+                Some(wait) => outbox.postpone(job, after.max(wait), &why)?,
+                None => outbox.advance(job, Progress::Failed { why })?,
+            },
             Self::Ignorant { name } => {
                 outbox.put_off(job, WAIT, &Error::Ignorant { name }.to_string())?
             }
@@ -56,6 +53,12 @@ impl Stop {
             Self::Outbox(error) => return Err(error.into()),
         })
     }
+}
+
+/// How long to wait before the next attempt after so many; none where it was tried often enough.
+pub fn wait_after(attempts: u32) -> Option<Duration> {
+    let wait = WAIT.saturating_mul(1 << attempts.min(10)).min(LONGEST);
+    (attempts < ATTEMPTS).then_some(wait)
 }
 
 impl From<relay::Error> for Stop {

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use super::Error;
-use super::outbox::{Outbox, Step};
+use super::outbox::{Desk, Job, Outbox, Step};
 use crate::base::tree;
 use crate::relay::{self, mirror};
 
@@ -19,12 +19,13 @@ use crate::relay::{self, mirror};
 pub struct Swept {
     /// Rows of work that is delivered.
     pub delivered: usize,
-    /// Directories that no row names: of runs that never began, and workspaces that an earlier version kept.
+    /// Directories that no row needs: of delivered work whose process ended before it removed them, of runs that never began,
+    /// and workspaces that an earlier version kept.
     pub works: usize,
     pub mirrors: usize,
 }
 
-/// Removes what is older than `age` below the relay's directory, and needed for nothing. Work that is held, has failed, is
+/// Removes what is older than `age` below the relay's directory, and needed for nothing; what delivered work has left at once. Work that is held, has failed, is
 /// on its way or in a workspace still stays, and so do its mirror and all audit logs. Blocks.
 ///
 /// # Errors
@@ -39,13 +40,27 @@ pub fn sweep(state: &Path, outbox: &Outbox, age: Duration) -> Result<Swept, Erro
     let of_desks = desks.iter().map(|desk| &desk.plan.artifacts);
     let named = rows.iter().map(|job| &job.order.artifacts).chain(of_desks);
     let named: HashSet<_> = named.filter_map(|path| path.file_name()).collect();
-    let works = works(&state.join("work"), before, &named)?;
+    let works = works(&state.join("work"), before, &named)? + discard_delivered(&rows, &desks)?;
     let open = rows.iter().filter(|job| job.step != Step::Done);
     let open = open.map(|job| &job.order.repository);
     let kept = open.chain(desks.iter().map(|desk| &desk.plan.repository)).cloned();
     let kept: Vec<_> = kept.collect();
     let mirrors = mirror::sweep(state, before, &kept)?;
     Ok(Swept { delivered, works, mirrors })
+}
+
+/// Removes what came out of sandboxes whose work is delivered. A workspace may be kept in the same place.
+fn discard_delivered(rows: &[Job], desks: &[Desk]) -> Result<usize, Error> {
+    let kept: HashSet<_> = desks.iter().map(|desk| &desk.plan.artifacts).collect();
+    let delivered = rows.iter().filter(|job| job.step == Step::Done);
+    let delivered = delivered.map(|job| &job.order.artifacts).filter(|path| !kept.contains(path));
+    let mut removed = 0;
+    for path in delivered.filter(|path| path.exists()) {
+        let disk = |source| relay::Error::Disk { path: path.clone(), source };
+        tree::remove(path).map_err(disk)?;
+        removed += 1;
+    }
+    Ok(removed)
 }
 
 fn works(directory: &Path, before: SystemTime, named: &HashSet<&OsStr>) -> Result<usize, Error> {

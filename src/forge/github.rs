@@ -1,7 +1,7 @@
 //! Calls to GitHub's REST API, and what its answers mean.
 //!
-//! octocrab carries the calls. What it would do on its own is done here, where it can be seen: no redirect is
-//! followed, nothing is sent a second time, and no answer is read without an end.
+//! Each call is one request over HTTP/1.1 ([`way`]): no redirect is followed, nothing is sent a second time, and no
+//! answer is read without an end.
 
 mod error;
 mod patience;
@@ -9,15 +9,12 @@ mod way;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, USER_AGENT};
-use http::{HeaderName, HeaderValue, Method, Request, Uri};
-use http_body_util::{BodyExt as _, Limited};
-use octocrab::service::middleware::base_uri::BaseUriLayer;
-use octocrab::service::middleware::extra_headers::ExtraHeadersLayer;
-use octocrab::{AuthState, Octocrab, OctocrabBuilder};
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
+use http::{HeaderValue, Method, Request, Uri};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -180,58 +177,55 @@ impl Api {
         (method, path): (Method, &str),
         body: Option<&impl Serialize>,
     ) -> Result<T, Error> {
-        let client = self.client(token, self.base(path));
-        let request = Request::builder().method(method).uri(path);
-        let request = client.build_request(request, body).map_err(|error| unanswered(&error))?;
-        let response = client.execute(request).await.map_err(|error| unanswered(&error))?;
+        let request = self.request(token, (method, path), body)?;
+        let response = self.way.send(request).await?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, ANSWER_LIMIT).collect().await;
-        let body = body.map_err(|error| Error::Unanswered(error.to_string()))?.to_bytes();
+        let body = body.map_err(|error| Error::Unanswered(lost(&*error)))?.to_bytes();
         if !head.status.is_success() {
             return Err(Error::refused(&head, &body));
         }
         // The work is done; an answer that cannot be read is as good as one that was lost.
-        serde_json::from_slice(&body).map_err(|error| Error::Unanswered(error.to_string()))
+        serde_json::from_slice(&body).map_err(|error| {
+            Error::Unanswered(format!("its answer is not what its API describes ({error})"))
+        })
     }
 
-    /// What a path is below. An Enterprise has the other API beside the REST API, not in it.
-    fn base(&self, path: &str) -> Uri {
-        let url = &self.config.url;
-        let above = url.path().strip_suffix("/v3").filter(|_| path == GRAPH);
-        let Some(above) = above else { return url.clone() };
-        let mut parts = url.clone().into_parts();
-        parts.path_and_query = above.parse().ok();
-        Uri::from_parts(parts).unwrap_or_else(|_| url.clone())
-    }
-
-    /// octocrab for one token. It shows the token to the API's own address only.
-    fn client(&self, token: &Secret, base: Uri) -> Octocrab {
-        let headers: Arc<Vec<(HeaderName, HeaderValue)>> = Arc::new(vec![
-            (USER_AGENT, HeaderValue::from_static(AGENT)),
-            (ACCEPT, HeaderValue::from_static("application/vnd.github+json")),
-        ]);
-        let token = token.expose().to_owned().into();
-        let (headers, base) = (ExtraHeadersLayer::new(headers), BaseUriLayer::new(base));
-        let auth = AuthState::AccessToken { token };
-        let empty = OctocrabBuilder::new_empty();
-        let built = match self.way.clone() {
-            Way::Straight(http) => empty
-                .with_service(http)
-                .with_layer(&headers)
-                .with_layer(&base)
-                .with_auth(auth)
-                .build(),
-            Way::Tunnel(http) => empty
-                .with_service(http)
-                .with_layer(&headers)
-                .with_layer(&base)
-                .with_auth(auth)
-                .build(),
+    /// Builds a request to the API's own address, which is the only one that a token is shown to.
+    fn request(
+        &self,
+        token: &Secret,
+        (method, path): (Method, &str),
+        body: Option<&impl Serialize>,
+    ) -> Result<Request<Full<Bytes>>, Error> {
+        let mut token = HeaderValue::try_from(format!("Bearer {}", token.expose()))
+            .map_err(|_| Error::Unauthorized("no header may have its characters".to_owned()))?;
+        token.set_sensitive(true);
+        let request = Request::builder()
+            .method(method)
+            .uri(self.address(path).map_err(unsendable)?)
+            .header(USER_AGENT, AGENT)
+            .header(ACCEPT, "application/vnd.github+json")
+            .header("x-github-api-version", API_VERSION)
+            .header(AUTHORIZATION, token);
+        let request = match body {
+            None => request.body(Full::default()),
+            Some(body) => {
+                let body = serde_json::to_vec(body).map_err(unsendable)?;
+                request.header(CONTENT_TYPE, "application/json").body(body.into())
+            }
         };
-        match built {
-            Ok(client) => client,
-            Err(never) => match never {},
-        }
+        request.map_err(unsendable)
+    }
+
+    /// Joins the API's address and a path. An Enterprise has the other API beside the REST API, not in it.
+    fn address(&self, path: &str) -> Result<Uri, http::Error> {
+        let url = &self.config.url;
+        let base = url.path().trim_end_matches('/');
+        let beside = base.strip_suffix("/v3").filter(|_| path == GRAPH);
+        let mut parts = url.clone().into_parts();
+        parts.path_and_query = Some(format!("{}{path}", beside.unwrap_or(base)).parse()?);
+        Ok(Uri::from_parts(parts)?)
     }
 }
 
@@ -269,19 +263,24 @@ pub(super) fn encoded(text: &str) -> String {
     encoded
 }
 
-fn unanswered(error: &octocrab::Error) -> Error {
-    let mut why = String::new();
-    let mut source: Option<&dyn std::error::Error> = Some(error);
-    while let Some(error) = source {
-        // octocrab repeats its cause; the last one says it best.
-        why = error.to_string();
-        source = error.source();
+/// Tells why an answer that has begun did not end.
+fn lost(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
+    if error.is::<LengthLimitError>() {
+        return format!("its answer is longer than {} MiB", ANSWER_LIMIT >> 20);
     }
-    Error::Unanswered(why)
+    format!("its answer broke off ({})", way::root_cause(error))
+}
+
+/// Tells why a request could not be made, which takes a repository's name that no URL can have.
+fn unsendable(error: impl fmt::Display) -> Error {
+    Error::Unanswered(format!("it cannot be asked for this ({error}); check the repository's URL"))
 }
 
 /// The API that is not REST.
 const GRAPH: &str = "/graphql";
+
+/// The version of the REST API that the calls are written for.
+const API_VERSION: &str = "2022-11-28";
 
 /// GitHub wants to know who calls.
 const AGENT: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));

@@ -43,7 +43,7 @@ pub struct Order {
     pub needs_review: bool,
     /// Why.
     pub reasons: Vec<Reason>,
-    /// Why somebody has to look at what the branch had before. A new one is then a draft, too.
+    /// Why somebody has to look at what the branch had before. A pull request that does not say so yet is then a draft, too.
     pub before: Vec<Reason>,
 }
 
@@ -135,14 +135,23 @@ async fn withdraw_all(
     repository: &Hosted,
     branch: &Branch,
 ) -> Result<(), Error> {
-    for found in open(api, token, (repository, branch), "").await?.iter().filter(|it| !it.draft) {
-        match api.mutate(token, TO_DRAFT, &found.node_id).await {
-            // Where there are no drafts, nothing is merged by itself either. The text says that it is to be looked at.
-            Err(error) if error.to_string().contains(NO_DRAFTS) => continue,
-            done => done?,
-        }
-        tracing::info!(url = found.html_url, "the pull request is a draft again");
+    for found in open(api, token, (repository, branch), "").await? {
+        make_draft(api, token, &found).await?;
     }
+    Ok(())
+}
+
+/// Makes a pull request a draft, where it is none yet.
+async fn make_draft(api: &Api, token: &Secret, found: &Found) -> Result<(), Error> {
+    if found.draft {
+        return Ok(());
+    }
+    match api.mutate(token, TO_DRAFT, &found.node_id).await {
+        // Where there are no drafts, nothing is merged by itself either. The text says that it is to be looked at.
+        Err(error) if error.to_string().contains(NO_DRAFTS) => return Ok(()),
+        done => done?,
+    }
+    tracing::info!(url = found.html_url, "the pull request is a draft again");
     Ok(())
 }
 
@@ -217,8 +226,12 @@ impl Desk<'_> {
 
     async fn update(&self, found: Found) -> Result<Published, Error> {
         let old = found.body.as_deref();
-        let published = Published { number: found.number, url: found.html_url, is_new: false };
         let words = self.words(island::has_notice_of_another(old, &self.order.run));
+        // Whoever has said that it is ready has not read a notice that is not there yet.
+        if words.contains(NOTICE) && !island::has_notice_of(old, &self.order.run) {
+            make_draft(self.api, &self.token, &found).await?;
+        }
+        let published = Published { number: found.number, url: found.html_url, is_new: false };
         let Some(body) = island::put(old, &self.order.run, &words) else {
             if words.contains(NOTICE) {
                 return Err(Error::Full(published.url));

@@ -7,7 +7,7 @@ use super::policy::Policy;
 use super::rejection::Rejection;
 use super::rule;
 use crate::body::{self, Body, Call};
-use crate::budget::{Ask, Ledger, Reservation, Tokens};
+use crate::budget::{Ask, CallKind, Entry, Ledger, Reservation, Tokens};
 use crate::protocol::Route;
 use crate::run::Identity;
 use crate::upstream::headers::Outgoing;
@@ -21,6 +21,14 @@ pub struct Admission<'a> {
 }
 
 impl Admission<'_> {
+    /// Lets a call in by its head alone.
+    ///
+    /// # Errors
+    /// The limit that stands in the way, whatever its body says.
+    pub fn enter(&self, route: Route) -> Result<Entry, Rejection> {
+        Ok(self.ledger.enter(kind_of(route), self.policy.prices.counts_every_model())?)
+    }
+
     /// Judges a body, and makes the changes to it and to its head that have to be made. Also names
     /// the rules that matched.
     ///
@@ -51,14 +59,19 @@ impl Admission<'_> {
     ///
     /// # Errors
     /// A model without a price, or the limit that stands in the way.
-    pub fn reserve(&self, route: Route, call: &mut Call) -> Result<Reservation, Rejection> {
+    pub fn reserve(
+        &self,
+        entry: Entry,
+        route: Route,
+        call: &mut Call,
+    ) -> Result<Reservation, Rejection> {
         let model = call.model.as_deref().unwrap_or_default();
         let price = if route.spends_tokens() {
             self.policy.prices.price(model, self.ledger.counts_cost())?
         } else {
             None
         };
-        let reservation = self.ledger.reserve(&Ask {
+        let reservation = entry.reserve(&Ask {
             is_turn: route.is_turn(),
             input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
             output: call.output(),
@@ -69,5 +82,13 @@ impl Admission<'_> {
             call.limit_output(Tokens(limit / u64::from(call.choices.max(1))));
         }
         Ok(reservation)
+    }
+}
+
+fn kind_of(route: Route) -> CallKind {
+    match (route.is_turn(), route.spends_tokens()) {
+        (true, _) => CallKind::Turn,
+        (false, true) => CallKind::Tokens,
+        (false, false) => CallKind::Free,
     }
 }

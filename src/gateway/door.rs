@@ -20,9 +20,11 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::answer::Answer;
 use super::exchange::{Broken, Exchange};
+use super::receive::Arriving;
 use super::registry::Registry;
 use super::rejection::Rejection;
 use super::{Gateway, handle, request};
+use crate::base::drain::Drain;
 use crate::observe::access_log::{self, Line};
 use crate::observe::metrics::{self, Metrics};
 use crate::protocol::{Protocol, Route};
@@ -36,6 +38,7 @@ pub struct Door {
     pub metrics: Arc<Metrics>,
     /// For requests that belong to no run.
     pub access_log: access_log::Log,
+    pub tasks: Drain,
 }
 
 /// Why a request belongs to no run.
@@ -96,6 +99,8 @@ impl Door {
                 Ok(response.map(|answer| Guest { answer, _call: Some(call) }))
             }
             Err(refused) => {
+                let (request, body) = Arriving::split(request);
+                body.discard(&self.tasks);
                 let response = self.refuse(refused, &request);
                 Ok(response.map(|text| Guest { answer: Answer::text(text), _call: None }))
             }
@@ -114,7 +119,7 @@ impl Door {
     }
 
     /// Answers what is of no run, and what was of one: that is held against the run.
-    fn refuse(&self, refused: Refused, request: &Request<Incoming>) -> Response<String> {
+    fn refuse(&self, refused: Refused, request: &Request<()>) -> Response<String> {
         let (begun, route) = (Instant::now(), request::route(request).ok());
         if refused.why == Refusal::Missing && route == Some(Route::Health) {
             return health();

@@ -3,6 +3,7 @@
 //! Dropping an [`Exchange`] settles the budget and writes the records, so that a cancelled call is
 //! accounted for like any other.
 
+mod charge;
 mod followed;
 mod sent;
 
@@ -10,26 +11,33 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
+use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, HeaderValue, Response};
 use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
 use super::admission::Admission;
+use super::answer::Answer;
 use super::budget_headers;
+use super::limits::RequestPermit;
 use super::policy::Policy;
+use super::receive::{self, Arriving};
 use super::rejection::{Rejection, outcome_of};
 use crate::audit::record::{Admitted, Outcome, Refused, Settled};
-use crate::body::{Call, What};
-use crate::budget::{Amount, Nanodollars, Reservation, Source, Tokens, Usage};
+use crate::body::{Body, Call, What};
+use crate::budget::{Amount, Entry, Nanodollars, Reservation, Source, Tokens, Usage};
 use crate::observe::access_log::Line;
 use crate::observe::metrics::{self, InFlight};
 use crate::observe::trace;
 use crate::protocol::{Protocol, Route};
 use crate::run::RequestId;
-use crate::stream::{Allowance, Finish, Format, Observer, UsageChunk};
+use crate::stream::{Allowance, Format, Observer, UsageChunk};
 use crate::upstream;
 use crate::upstream::headers::{self, Facts, Outgoing};
+use crate::upstream::redactor::Redactor;
 
+use charge::Silence;
 pub use followed::{Broken, Followed};
 
 /// A request being served. It rides in the response's body and ends with it.
@@ -57,16 +65,31 @@ pub struct Exchange {
     response_bytes: u64,
     frames: u64,
     reported: Option<Usage>,
-    /// What was written, estimated on the high side.
-    written: Tokens,
+    /// See [`Observer::output_at_least`].
+    at_least: Tokens,
+    /// See [`Observer::output_estimate`].
+    estimate: Tokens,
     cost: Option<Nanodollars>,
     /// When the call went upstream.
     sent: Option<Instant>,
+    silence: Silence,
+    /// The upstream's own, where `status` is what the client sees.
+    upstream_status: Option<u16>,
+    /// Answers that the model writes.
+    choices: u32,
     is_stream: bool,
+    /// The answer has said itself that it has ended.
+    has_finished: bool,
+    /// The answer is of a form that is not read, or was lost in it.
+    is_unreadable: bool,
     /// The model's metrics, once the upstream has accepted its name.
     metered: Option<Arc<metrics::Model>>,
     /// Cancelled when an operator cuts the call.
     until_cut: CancellationToken,
+    /// The request's place among those in flight, and the bytes of its body; kept to the end, drains included.
+    permit: Option<RequestPermit>,
+    /// For an answer that is an error.
+    redactor: Option<Box<Redactor>>,
     _in_flight: InFlight,
 }
 
@@ -74,6 +97,8 @@ pub struct Exchange {
 enum Stage {
     /// Nothing is reserved; ending here is a refusal or an answer of our own.
     Arrived,
+    /// It has a place among the open calls, and its body is being read; ending here is a refusal.
+    Entered(Entry),
     /// Being written down. Ending here gives the reservation back: the log settles the record itself.
     Admitting(Reservation),
     /// Written down and reserved for; ending here must settle.
@@ -114,12 +139,20 @@ impl Exchange {
             response_bytes: 0,
             frames: 0,
             reported: None,
-            written: Tokens::ZERO,
+            at_least: Tokens::ZERO,
+            estimate: Tokens::ZERO,
             cost: None,
             sent: None,
+            silence: Silence::begin(now),
+            upstream_status: None,
+            choices: 1,
             is_stream: false,
+            has_finished: false,
+            is_unreadable: false,
             metered: None,
             until_cut,
+            permit: None,
+            redactor: None,
             _in_flight: in_flight,
         }
     }
@@ -128,8 +161,39 @@ impl Exchange {
         self.route = Some(route);
     }
 
-    pub(super) fn received(&mut self, request_bytes: u64) {
-        self.request_bytes = request_bytes;
+    /// Lets the request in by its head alone.
+    pub(super) fn enter(&mut self, route: Route) -> Result<(), Rejection> {
+        self.gateway.run.gate.check()?;
+        self.permit = Some(self.gateway.capacity.admit()?);
+        self.stage = Stage::Entered(self.admission().enter(route)?);
+        Ok(())
+    }
+
+    /// Reads the body of a request that was let in.
+    pub(super) async fn receive(
+        &mut self,
+        route: Route,
+        body: &mut Arriving,
+    ) -> Result<Body, receive::Error> {
+        let permit = self.permit.as_mut().expect("a request that was let in has a place");
+        let body = body.receive(route, &self.policy.config, permit).await?;
+        self.request_bytes = body.len();
+        Ok(body)
+    }
+
+    /// Takes our credential out of an error's body.
+    fn redact(&mut self, frame: Bytes) -> Bytes {
+        match &mut self.redactor {
+            Some(redactor) => redactor.frame(&frame),
+            None => frame,
+        }
+    }
+
+    /// Gives back the bytes of the body, which is held no more.
+    fn release_body(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.release_bytes();
+        }
     }
 
     /// Tells the upstream which span of the run's trace the call is.
@@ -156,7 +220,10 @@ impl Exchange {
         self.gateway.run.gate.check()?;
         self.model.clone_from(&call.model);
         let gateway = Arc::clone(&self.gateway);
-        let reservation = self.admission().reserve(route, call)?;
+        let Stage::Entered(entry) = std::mem::replace(&mut self.stage, Stage::Arrived) else {
+            unreachable!("a call is admitted once, after it was let in");
+        };
+        let reservation = self.admission().reserve(entry, route, call)?;
         let reserved = reservation.granted();
         self.stage = Stage::Admitting(reservation);
         let record = Admitted {
@@ -172,7 +239,16 @@ impl Exchange {
         let admitted = gateway.run.audit.admitted(&record).await;
         if let Stage::Admitting(reservation) = std::mem::replace(&mut self.stage, Stage::Arrived) {
             match admitted {
-                Ok(()) => self.stage = Stage::Admitted(reservation),
+                // Whoever paused the run while the record was on its way to the disk wants no call to go out.
+                Ok(()) => match gateway.run.gate.check() {
+                    Ok(()) => self.stage = Stage::Admitted(reservation),
+                    Err(shut) => {
+                        reservation.release();
+                        self.stage = Stage::Undelivered;
+                        self.outcome = Outcome::NotSent;
+                        return Err(shut.into());
+                    }
+                },
                 Err(error) => {
                     reservation.release();
                     return Err(error.into());
@@ -184,7 +260,10 @@ impl Exchange {
             gateway.metrics.dropped_field(route, change.why.as_str());
         }
         self.is_stream = call.stream;
-        self.sent = Some(Instant::now());
+        self.choices = call.choices;
+        let now = Instant::now();
+        self.sent = Some(now);
+        self.silence = Silence::begin(now);
         Ok(())
     }
 
@@ -205,6 +284,12 @@ impl Exchange {
         self.code = Some(rejection.code());
         if let Rejection::Cut = rejection {
             self.outcome = Outcome::ShutDown;
+        }
+        if let Rejection::UpstreamAuth = rejection {
+            self.outcome = Outcome::UpstreamFailed;
+            self.gateway.metrics.upstream_error(rejection.code());
+            // The upstream did nothing, and says so by its status.
+            self.reported = Some(Usage { source: Source::Provider, ..Usage::default() });
         }
         if let Rejection::Rule(refusal) = rejection {
             self.rules = vec![refusal.rule()];
@@ -227,22 +312,34 @@ impl Exchange {
         mut self,
         usage_chunk: UsageChunk,
         response: Response<upstream::Body>,
-    ) -> Response<Followed> {
+    ) -> Response<Answer> {
+        if response.status().is_success() && is_encoded(response.headers()) {
+            let error = upstream::Error::Malformed(ENCODED);
+            return self.reject(&error.into()).map(Answer::text);
+        }
         let (mut head, body) = response.into_parts();
         self.status = head.status.as_u16();
+        self.upstream_status = Some(self.status);
         if head.status.is_success()
+            // An answer that costs nothing vouches for no name: any name gets one.
+            && self.route.is_some_and(Route::spends_tokens)
             && let Some(model) = &self.model
         {
             self.metered = Some(self.gateway.metrics.model(model));
         }
+        if head.status.is_client_error() || head.status.is_server_error() {
+            self.redactor = Some(Box::new(self.policy.overwrites.redactor()));
+        }
         self.facts = headers::to_client(&mut head.headers, &self.policy.config.headers);
         self.tell_budget(&mut head.headers);
         let format = Format::of(&head.headers);
+        self.is_unreadable = format == Format::Opaque;
+        self.is_stream &= format != Format::Json;
         let mut observer = Observer::new(self.route.unwrap_or(Route::Models), format, usage_chunk);
         if let Some(allowance) = self.allowance() {
             observer = observer.limited(allowance);
         }
-        Response::from_parts(head, Followed::new(body, observer, self))
+        Response::from_parts(head, Answer::Followed(Followed::new(body, observer, self)))
     }
 
     /// Tells the agent what is left beside this call: its turn is gone, its tokens are not yet known.
@@ -289,46 +386,6 @@ impl Exchange {
         self.last_frame = now;
         self.frames += 1;
         self.response_bytes += length as u64;
-    }
-
-    fn reported(&mut self, observer: &Observer, source: Source) {
-        let is_final =
-            self.outcome == Outcome::Completed || observer.finish() == Finish::Terminated;
-        self.cost = observer.cost();
-        self.written = observer.output_estimate();
-        let whole = observer.usage().map(|usage| {
-            let source = if is_final { source } else { Source::Estimated };
-            Usage { source, ..usage }
-        });
-        self.reported = whole.or_else(|| {
-            let so_far = observer.usage_so_far().filter(|usage| !usage.input.is_zero())?;
-            Some(Usage { source: Source::Estimated, ..so_far })
-        });
-    }
-
-    /// What the call used: what was reported or, where that is not the last word, what it may have
-    /// used at most.
-    fn usage(&self, reserved: Amount) -> Usage {
-        let written = self.written.max(self.unseen()).min(reserved.output);
-        match self.reported {
-            Some(usage) if usage.source != Source::Estimated => usage,
-            Some(partial) => Usage { output: partial.output.max(written), ..partial },
-            None if self.status >= 400 && self.outcome == Outcome::Completed => Usage::default(),
-            None => Usage { input: reserved.input, output: written, ..Usage::default() },
-        }
-    }
-
-    /// What the model may have written by now, where none of it has been seen: who leaves before the
-    /// answer begins must not get it for nothing.
-    fn unseen(&self) -> Tokens {
-        let is_writing =
-            self.outcome != Outcome::Completed && self.outcome != Outcome::UpstreamFailed;
-        match self.sent {
-            Some(sent) if is_writing && self.frames == 0 => {
-                Tokens(sent.elapsed().as_secs().saturating_add(1).saturating_mul(TOKENS_A_SECOND))
-            }
-            _ => Tokens::ZERO,
-        }
     }
 
     fn settle(&self, usage: Usage, charged: Amount) {
@@ -438,7 +495,7 @@ impl Drop for Exchange {
             self.outcome = Outcome::ShutDown;
         }
         let usage = match std::mem::replace(&mut self.stage, Stage::Answered) {
-            Stage::Arrived => {
+            Stage::Arrived | Stage::Entered(_) => {
                 self.refuse(self.code.unwrap_or("client_gone"));
                 None
             }
@@ -467,6 +524,12 @@ impl Drop for Exchange {
     }
 }
 
+/// Whether an answer is encoded, although the upstream was told that it may not be.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
+    encodings.any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
 fn text(value: Option<&HeaderValue>) -> Option<&str> {
     value.and_then(|value| value.to_str().ok())
 }
@@ -475,8 +538,7 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// What a fast model writes in a second; the frontier models of the large providers write 50 to 150.
-const TOKENS_A_SECOND: u64 = 200;
-
 /// nginx's status for a client that left before there was an answer; log readers know it.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+const ENCODED: &str = "an encoded answer, which was not asked for";

@@ -38,8 +38,10 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnClientGone {
-    /// The upstream call is closed at once, and charged by estimate.
+    /// What the upstream would write to its end anyway is drained, what it stops is cancelled.
     #[default]
+    Auto,
+    /// The upstream call is closed at once. What stops is charged by estimate, and what goes on as reserved.
     Cancel,
     /// The rest is read and thrown away, within bounds, to learn the true usage.
     Drain,

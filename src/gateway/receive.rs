@@ -1,14 +1,16 @@
-//! Receives a request's body, checking it as it arrives.
+//! Receives a request's body, checking it as it arrives, or throws it away.
 
-use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderMap, Request, StatusCode, Version, header};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
+use tokio::time::timeout;
 
+use super::limits::{Overload, RequestPermit};
 use super::policy::Config;
+use crate::base::drain::Drain;
 use crate::base::json::Invalid;
 use crate::body::{Body, Reader};
 use crate::protocol::Route;
@@ -24,23 +26,94 @@ pub enum Error {
     Json(#[from] Invalid),
     #[error("the request body broke off")]
     BrokenOff(#[source] hyper::Error),
+    #[error(transparent)]
+    Overload(#[from] Overload),
 }
 
-/// The body as the frames it came in, and what stands in it.
-pub async fn body(route: Route, body: Incoming, policy: &Config) -> Result<Body, Error> {
-    let receiving = receive(route, body, policy);
-    let limit = policy.body_timeout;
-    tokio::time::timeout(limit, receiving).await.unwrap_or(Err(Error::Timeout(limit)))
+/// A request's body on its way to us.
+pub struct Arriving {
+    body: Incoming,
+    /// A stream of HTTP/2 ends for itself, with a code that says so.
+    is_http1: bool,
+    /// Whether its client has to send all of it before it reads an answer.
+    must_be_read: bool,
 }
 
-async fn receive(route: Route, body: Incoming, policy: &Config) -> Result<Body, Error> {
-    let mut body = pin!(body);
-    let mut reader = Reader::new(route);
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(Error::BrokenOff)?.into_data() else { continue };
-        take(&mut reader, data, policy)?;
+impl Arriving {
+    /// Takes a request apart.
+    pub fn split(request: Request<Incoming>) -> (Request<()>, Self) {
+        let (head, body) = request.into_parts();
+        let head = Request::from_parts(head, ());
+        let is_http1 = head.version() <= Version::HTTP_11;
+        let must_be_read = is_http1 && !body.is_end_stream() && !waits_for_continue(head.headers());
+        (head, Self { body, is_http1, must_be_read })
     }
-    Ok(reader.finish()?)
+
+    /// The body as the frames it came in, and what stands in it.
+    ///
+    /// # Errors
+    /// It is not acceptable, or did not arrive.
+    pub async fn receive(
+        &mut self,
+        route: Route,
+        policy: &Config,
+        permit: &mut RequestPermit,
+    ) -> Result<Body, Error> {
+        let limit = policy.body_timeout;
+        // A client that waited to be told to send is told by the first read.
+        self.must_be_read = self.is_http1;
+        let received = timeout(limit, self.read(route, policy, permit)).await;
+        let received = received.unwrap_or(Err(Error::Timeout(limit)));
+        if let Ok(_) | Err(Error::Timeout(_) | Error::BrokenOff(_)) = &received {
+            self.must_be_read = false;
+        }
+        received
+    }
+
+    async fn read(
+        &mut self,
+        route: Route,
+        policy: &Config,
+        permit: &mut RequestPermit,
+    ) -> Result<Body, Error> {
+        let mut reader = Reader::new(route);
+        while let Some(frame) = self.body.frame().await {
+            let Ok(data) = frame.map_err(Error::BrokenOff)?.into_data() else { continue };
+            permit.take_bytes(data.len())?;
+            take(&mut reader, data, policy)?;
+        }
+        Ok(reader.finish()?)
+    }
+
+    /// Throws away what is still to come, beside the answer: a client that cannot send its request to the end
+    /// sees a broken pipe and no answer.
+    pub fn discard(self, tasks: &Drain) {
+        let Self { mut body, must_be_read, .. } = self;
+        if !must_be_read || body.is_end_stream() {
+            return;
+        }
+        let closing = tasks.closing().clone();
+        tasks.spawn(async move {
+            let read = timeout(MAX_DISCARD_TIME, read_away(&mut body));
+            closing.run_until_cancelled(read).await;
+        });
+    }
+}
+
+async fn read_away(body: &mut Incoming) {
+    let mut left = MAX_DISCARD_BYTES;
+    while let Ok(Some(Ok(frame))) = timeout(MAX_DISCARD_SILENCE, body.frame()).await {
+        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+/// Whether the client sends its body only when it is told to: an answer in place of that is all it needs.
+fn waits_for_continue(headers: &HeaderMap) -> bool {
+    let expect = headers.get(header::EXPECT);
+    expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 /// The same for a body that is here already.
@@ -67,6 +140,7 @@ impl Error {
             Self::Timeout(_) => "request_timeout",
             Self::Json(invalid) => invalid.code(),
             Self::BrokenOff(_) => "client_gone",
+            Self::Overload(overload) => overload.code(),
         }
     }
 
@@ -75,6 +149,15 @@ impl Error {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Timeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Json(_) | Self::BrokenOff(_) => StatusCode::BAD_REQUEST,
+            Self::Overload(overload) => overload.status(),
         }
     }
 }
+
+/// Bytes of a refused body that are read, four times the largest that is allowed by default.
+const MAX_DISCARD_BYTES: usize = 128 * 1024 * 1024;
+
+/// How long a refused body is read, as nginx's `lingering_time`, and how long its client may be silent: local clients
+/// send at once.
+const MAX_DISCARD_TIME: Duration = Duration::from_secs(30);
+const MAX_DISCARD_SILENCE: Duration = Duration::from_secs(2);

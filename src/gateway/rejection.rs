@@ -10,6 +10,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
 use super::door;
+use super::limits::Overload;
 use super::receive;
 use super::rule;
 use crate::audit::{self, record::Outcome};
@@ -33,6 +34,8 @@ pub enum Rejection {
     #[error(transparent)]
     Body(#[from] body::Refusal),
     #[error(transparent)]
+    Overload(#[from] Overload),
+    #[error(transparent)]
     Gate(#[from] gate::Shut),
     #[error("an operator has cut this call")]
     Cut,
@@ -44,6 +47,10 @@ pub enum Rejection {
     Budget(#[from] budget::Refusal),
     #[error("the audit log cannot be written")]
     Audit(#[from] audit::Error),
+    #[error(
+        "the upstream does not accept the gateway's credential; the operator has to look at it"
+    )]
+    UpstreamAuth,
     #[error(transparent)]
     Upstream(#[from] upstream::Error),
 }
@@ -56,6 +63,7 @@ impl Rejection {
             Self::NotServed => "not_found",
             Self::NotJson => "unsupported_media_type",
             Self::Receive(error) => error.code(),
+            Self::Overload(overload) => overload.code(),
             Self::Body(refusal) => refusal.code(),
             Self::Gate(gate::Shut::Paused) => "run_paused",
             Self::Gate(gate::Shut::Ended) => "run_ended",
@@ -64,6 +72,7 @@ impl Rejection {
             Self::Price(_) => "price_unknown",
             Self::Budget(refusal) => budget_code(refusal),
             Self::Audit(_) => "audit_unavailable",
+            Self::UpstreamAuth => UPSTREAM_AUTH,
             Self::Upstream(error) => error.code(),
         }
     }
@@ -95,6 +104,7 @@ impl Rejection {
             Self::NotServed => StatusCode::NOT_FOUND,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Receive(error) => error.status(),
+            Self::Overload(overload) => overload.status(),
             Self::Body(refusal) => refusal.status(),
             Self::Gate(gate::Shut::Ended) | Self::Cut | Self::Rule(_) | Self::Price(_) => {
                 StatusCode::FORBIDDEN
@@ -107,7 +117,7 @@ impl Rejection {
                 | upstream::Error::IdleTimeout(_)
                 | upstream::Error::Deadline,
             ) => StatusCode::GATEWAY_TIMEOUT,
-            Self::Upstream(_) => StatusCode::BAD_GATEWAY,
+            Self::Upstream(_) | Self::UpstreamAuth => StatusCode::BAD_GATEWAY,
         }
     }
 
@@ -116,6 +126,8 @@ impl Rejection {
         match self {
             Self::Budget(budget::Refusal::Rate { retry_after, .. }) => Some(*retry_after),
             Self::Stranger(door::Refusal::Closing | door::Refusal::Crowded)
+            | Self::Overload(_)
+            | Self::Receive(receive::Error::Overload(_))
             | Self::Budget(
                 budget::Refusal::Concurrency { .. } | budget::Refusal::Reserved { .. },
             ) => Some(Duration::from_secs(1)),
@@ -171,8 +183,11 @@ impl Rejection {
 
     /// Whether the same request would be refused again.
     fn is_final(&self) -> bool {
-        !matches!(self, Self::Upstream(_) | Self::Audit(_))
-            || matches!(self, Self::Upstream(upstream::Error::Deadline))
+        let is_final = matches!(
+            self,
+            Self::Upstream(upstream::Error::Deadline) | Self::Audit(audit::Error::Full { .. })
+        );
+        is_final || !matches!(self, Self::Upstream(_) | Self::Audit(_))
     }
 
     fn kind(&self, protocol: Protocol) -> &'static str {
@@ -202,6 +217,9 @@ fn whole_seconds(wait: Duration) -> u64 {
 
 /// The code of a call that an operator cut.
 pub const CUT: &str = "cut_by_operator";
+
+/// The code of a call that the upstream refused because of our credential.
+pub const UPSTREAM_AUTH: &str = "upstream_auth";
 
 /// When to ask again whether a pause is over. Ours: a person paused it, and a person resumes it.
 const PAUSE: Duration = Duration::from_secs(10);

@@ -23,6 +23,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::base::drain::Drain;
+use crate::base::memory;
 use crate::base::socket::Stream;
 
 /// Limits of a run's connections.
@@ -41,6 +42,13 @@ pub struct Config {
     pub buffer_bytes: usize,
     /// Header fields of one request.
     pub max_headers: usize,
+    /// In flight at the same time, for each run: HTTP/2 streams count, and calls that are drained; further ones
+    /// are answered with 429.
+    pub max_requests: u64,
+    /// Bytes of request bodies that each run holds at the same time.
+    pub max_run_body_bytes: u64,
+    /// Bytes of request bodies that all runs hold at the same time; without it, 512 MiB or a quarter of the memory.
+    pub max_process_body_bytes: Option<u64>,
 }
 
 /// A limit that leaves nothing to serve with.
@@ -95,6 +103,7 @@ impl Connections<'_> {
                 .timer(timer)
                 .keep_alive_interval(ping)
                 .max_header_list_size(MAX_HTTP2_HEAD_BYTES)
+                .max_concurrent_streams(MAX_HTTP2_STREAMS)
                 .max_send_buf_size(config.buffer_bytes);
             let connection = http2.serve_connection(stream, service);
             return until_told(pin!(connection), tasks).await.map_err(Into::into);
@@ -138,9 +147,23 @@ impl Config {
             ("max_connections", self.max_connections, 1),
             ("buffer_bytes", self.buffer_bytes, MIN_BUFFER_BYTES),
             ("max_headers", self.max_headers, 1),
+            ("max_requests", saturate(self.max_requests), 1),
+            ("max_run_body_bytes", saturate(self.max_run_body_bytes), MIN_BODY_BYTES),
+            ("max_process_body_bytes", saturate(self.process_body_bytes()), MIN_BODY_BYTES),
         ];
         let low = limits.into_iter().find(|(_, given, least)| given < least);
         low.map_or(Ok(()), |(name, given, least)| Err(Invalid { name, given, least }))
+    }
+}
+
+impl Config {
+    /// Bytes of request bodies that all runs together may hold.
+    pub fn process_body_bytes(&self) -> u64 {
+        self.max_process_body_bytes.unwrap_or_else(|| {
+            let quarter = memory::available().map_or(MAX_PROCESS_BODY_BYTES, |bytes| bytes / 4);
+            // The largest body that is allowed by default must fit.
+            quarter.clamp(MIN_PROCESS_BODY_BYTES, MAX_PROCESS_BODY_BYTES)
+        })
     }
 }
 
@@ -154,8 +177,17 @@ impl Default for Config {
             buffer_bytes: 64 * 1024,
             // hyper's own default.
             max_headers: 100,
+            // As many as connections.
+            max_requests: 1024,
+            // Two of the largest bodies.
+            max_run_body_bytes: 64 * 1024 * 1024,
+            max_process_body_bytes: None,
         }
     }
+}
+
+fn saturate(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
 }
 
 /// hyper's own minimum; with less it panics.
@@ -163,6 +195,17 @@ const MIN_BUFFER_BYTES: usize = 8192;
 
 /// hyper's default for HTTP/1.1 is bounded by the buffer; this is the same bound for HTTP/2.
 const MAX_HTTP2_HEAD_BYTES: u32 = 64 * 1024;
+
+/// Requests at the same time on one HTTP/2 connection; further ones wait in the client. The least that RFC 9113
+/// recommends is 100.
+const MAX_HTTP2_STREAMS: u32 = 128;
+
+/// One read of a body must fit.
+const MIN_BODY_BYTES: usize = 64 * 1024;
+
+/// Bytes of request bodies of all runs, on a machine that has four times as many.
+const MAX_PROCESS_BODY_BYTES: u64 = 512 * 1024 * 1024;
+const MIN_PROCESS_BODY_BYTES: u64 = 32 * 1024 * 1024;
 
 /// The answer to a connection too many, whatever it was going to ask.
 const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, kill_process_group, pidfd_open, prlimit,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process_group, pidfd_open, setrlimit,
 };
 
 use super::call::Input;
@@ -86,8 +86,8 @@ pub(super) fn run(
     };
     // A group of its own, so that git's helpers go with it.
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    restrain(command, limits);
     let mut group = Group { child: command.spawn()?, is_reaped: false };
-    restrain(group.pid(), limits);
     let feed = Feed { bytes, at: 0 };
     let said = Conversation { group: &mut group, feed, sink, limits, deadline }.hold()?;
     let status = group.child.wait()?;
@@ -95,17 +95,24 @@ pub(super) fn run(
     Ok(Ended { status, said })
 }
 
-/// From outside, and so a moment after its start: by then it has read nothing that is not ours.
-fn restrain(pid: Pid, limits: &Limits) {
-    for (resource, most) in [
+/// Has the process limited before its program begins, so that nothing which it starts is ever without limits. A limit that
+/// this process has itself is never raised.
+#[expect(unsafe_code, reason = "only what runs between fork and exec comes before the program")]
+fn restrain(command: &mut Command, limits: &Limits) {
+    let most = [
         (Resource::As, limits.memory_bytes),
         (Resource::Fsize, limits.file_bytes),
         (Resource::Cpu, limits.time.min(LONGEST).as_secs() + 1),
         (Resource::Core, 0),
-    ] {
-        // It may have ended already.
-        let _ = prlimit(Some(pid), resource, Rlimit { current: Some(most), maximum: Some(most) });
-    }
+    ]
+    .map(|(resource, most)| {
+        let most = Some(getrlimit(resource).maximum.map_or(most, |own| own.min(most)));
+        (resource, Rlimit { current: most, maximum: most })
+    });
+    let limit =
+        move || most.iter().try_for_each(|(resource, most)| Ok(setrlimit(*resource, *most)?));
+    // SAFETY: in the child it makes one system call for each limit, and neither allocates nor takes a lock.
+    unsafe { command.pre_exec(limit) };
 }
 
 /// A process and all that it starts, killed when dropped.

@@ -3,7 +3,7 @@
 //! The command line mints and revokes in the same file while a service runs: what a service remembers of a grant, it
 //! forgets within half a second.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,8 @@ use crate::base::secret::Secret;
 /// The tables of this room.
 pub const SCHEMA: Schema = Schema {
     room: "grant",
-    steps: &["CREATE TABLE grants (
+    steps: &[
+        "CREATE TABLE grants (
              id TEXT PRIMARY KEY,
              hash TEXT NOT NULL UNIQUE,
              name TEXT NOT NULL,
@@ -26,7 +27,10 @@ pub const SCHEMA: Schema = Schema {
              expires INTEGER,
              revoked INTEGER,
              used INTEGER
-         ) STRICT"],
+         ) STRICT",
+        // Whether a revocation ends the grant's runs, too.
+        "ALTER TABLE grants ADD COLUMN cancels_runs INTEGER NOT NULL DEFAULT 0",
+    ],
 };
 
 /// The grants of one database. Clones share what is remembered.
@@ -76,6 +80,25 @@ impl Grants {
         };
         grant.check_at(now)?;
         Ok(grant)
+    }
+
+    /// Checks the grant that a run or a watcher has, as it was half a second ago at most. A grant that is not in the
+    /// database is that of a service which asks for none, or of an earlier file: nothing can be said against it.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] where the grant is revoked or expired.
+    pub async fn check_id(&self, id: &str) -> Result<(), Error> {
+        let now = SystemTime::now();
+        if let Some(grant) = self.remembered(id) {
+            return Ok(grant.check_at(now)?);
+        }
+        let (until, wanted) = (Instant::now() + MEMORY, id.to_owned());
+        let found = self.database.read_quick(move |view| {
+            view.prepare_cached(&select("id = ?1"))?.query_row([wanted], read).optional()
+        });
+        let Some(grant) = found.await?.map(Arc::new) else { return Ok(()) };
+        self.remember(id.to_owned(), Known { grant: Arc::clone(&grant), until });
+        Ok(grant.check_at(now)?)
     }
 
     /// Makes a grant, and returns it with its token, which nobody can see again.
@@ -143,6 +166,31 @@ impl Grants {
             return Err(no_such_grant(id));
         }
         self.show(id).await
+    }
+
+    /// Revokes a grant as [`revoke`](Self::revoke) does, and has its runs cancelled by the service.
+    ///
+    /// # Errors
+    /// There is no such grant, or it cannot be written.
+    pub async fn revoke_with_runs(&self, id: &str) -> Result<Grant, Error> {
+        let wanted = id.to_owned();
+        let mark = "UPDATE grants SET cancels_runs = 1 WHERE id = ?1";
+        self.database.write(move |change| change.execute(mark, [wanted])).await?;
+        self.revoke(id).await
+    }
+
+    /// The ids of revoked grants whose runs are to be cancelled.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub async fn cancelled_ids(&self) -> Result<HashSet<String>, Error> {
+        let all = |view: &Connection| {
+            let mut rows = view.prepare_cached(
+                "SELECT id FROM grants WHERE cancels_runs AND revoked IS NOT NULL",
+            )?;
+            rows.query_map([], |row| row.get(0))?.collect()
+        };
+        Ok(self.database.read_quick(all).await?)
     }
 
     fn remembered(&self, hash: &str) -> Option<Arc<Grant>> {

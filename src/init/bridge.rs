@@ -1,7 +1,8 @@
 //! The local port and the run's socket, joined: one loop over every connection of the sandbox.
 //!
-//! The loop is edge-triggered: the kernel reports each change once, we remember it, and nothing is reported twice for
-//! want of somebody to act on it. So there is no state in which the loop turns and does nothing.
+//! The kernel is asked by poll(2) only for what would be acted on: to read from a socket that had nothing more, to write
+//! to a socket that took no more, and for the end of each, once. So there is no state in which the loop turns and does
+//! nothing. It is not asked by epoll, whose watches the kernel counts by user: there may be none left.
 //!
 //! **Invariant:** what is not yet delivered is bounded, per connection and direction, by one read ([`CHUNK`]); while
 //! there is any, nothing more is read, and the kernel tells the sender to wait.
@@ -9,21 +10,19 @@
 mod connection;
 
 use std::mem;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{self, SocketFlags, sockopt};
 use rustix::time::Timespec;
 
 use super::say;
-use super::socket::RunSocket;
+use super::socket::{RunSocket, sleep};
 use connection::{Connection, Next, Side};
 
 pub(crate) struct Bridge {
-    epoll: OwnedFd,
     listener: OwnedFd,
     socket: RunSocket,
     connections: Vec<Option<Connection>>,
@@ -36,15 +35,13 @@ pub(crate) struct Bridge {
     /// Whether the run's socket has refused the last connection.
     refused: bool,
     scratch: Vec<u8>,
-    events: Vec<Event>,
+    /// Of the last wait, by the indices of their connections.
+    events: Vec<(usize, Side, PollFlags)>,
 }
 
 impl Bridge {
-    pub(crate) fn new(listener: OwnedFd, socket: RunSocket) -> Result<Self, Errno> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        watch(&epoll, &listener, LISTENER)?;
-        Ok(Self {
-            epoll,
+    pub(crate) fn new(listener: OwnedFd, socket: RunSocket) -> Self {
+        Self {
             listener,
             socket,
             connections: vec![],
@@ -53,27 +50,17 @@ impl Bridge {
             waiting: None,
             refused: false,
             scratch: vec![0; CHUNK],
-            events: Vec::with_capacity(EVENTS),
-        })
+            events: vec![],
+        }
     }
 
-    /// Has [`turn`](Self::turn) return early when there is something to read from `source`.
-    pub(crate) fn listen_to(&self, source: impl AsFd) -> Result<(), Errno> {
-        watch(&self.epoll, source, GUEST)
-    }
-
-    /// Waits for something to happen, for `time` at most, and does what there is to do. Tells whether the guest of
-    /// [`listen_to`](Self::listen_to) is ready.
-    pub(crate) fn turn(&mut self, time: Option<Duration>) -> bool {
-        self.wait(self.patience(time));
-        let mut guest = false;
+    /// Waits for something to happen, for `time` at most, and does what there is to do. Tells whether there is something
+    /// to read from one of the `guests`, which the caller does then.
+    pub(crate) fn turn(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
+        let has_guest = self.wait(self.patience(time), guests);
         for place in 0..self.events.len() {
-            let Event { flags, data } = self.events[place];
-            match data.u64() {
-                GUEST => guest = true,
-                LISTENER => self.accepting = true,
-                id => self.note(id, flags),
-            }
+            let (index, side, flags) = self.events[place];
+            self.note(index, side, flags);
         }
         // Those that are put on the list meanwhile have their turn next time.
         let due = self.due.len();
@@ -83,7 +70,7 @@ impl Bridge {
         self.due.drain(..due);
         // Last, so that an event of this turn never meets a newer connection in an old one's place.
         self.accept();
-        guest
+        has_guest
     }
 
     fn patience(&self, time: Option<Duration>) -> Option<Duration> {
@@ -95,18 +82,46 @@ impl Bridge {
         }
     }
 
-    fn wait(&mut self, time: Option<Duration>) {
+    /// Keeps what has happened to the connections. Tells whether something has to a guest.
+    fn wait(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
         let time = time.map(|time| Timespec::try_from(time).expect("options end at 10000 hours"));
-        self.events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), time.as_ref()) {
-            // Somebody looked at us with a debugger, or stopped and continued us.
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => unreachable!("an epoll of ours, and memory of ours: {error}"),
+        // A listener with connections that there is no room for would be ready all the time.
+        let listens = !self.accepting && self.has_room();
+        let open = self.connections.iter().enumerate();
+        let open = open.filter_map(|(index, connection)| Some((index, connection.as_ref()?)));
+        let ends = open.flat_map(|(index, connection)| {
+            connection.wanted().map(move |(side, socket, flags)| (index, side, socket, flags))
+        });
+        let (mut sources, mut polled) =
+            (vec![], Vec::with_capacity(2 * self.connections.len() + 3));
+        for (index, side, socket, flags) in ends {
+            sources.push((index, side));
+            polled.push(PollFd::new(socket, flags));
         }
+        polled.extend(guests.iter().map(|guest| PollFd::from_borrowed_fd(*guest, PollFlags::IN)));
+        polled.extend(listens.then(|| PollFd::new(&self.listener, PollFlags::IN)));
+        self.events.clear();
+        match poll(&mut polled, time.as_ref()) {
+            // Somebody looked at us with a debugger, or stopped and continued us.
+            Err(Errno::INTR) | Ok(0) => return false,
+            // The kernel has no memory, or our limit of open files was lowered: the guests must not wait for that.
+            Err(_) => {
+                sleep(RETRY);
+                return true;
+            }
+            Ok(_) => (),
+        }
+        let flags = polled.iter().map(PollFd::revents);
+        let events = sources.iter().zip(flags.clone()).filter(|(_, flags)| !flags.is_empty());
+        self.events.extend(events.map(|((index, side), flags)| (*index, *side, flags)));
+        let mut others = flags.skip(sources.len()).map(|flags| !flags.is_empty());
+        let has_guest =
+            others.by_ref().take(guests.len()).fold(false, |any, is_ready| any | is_ready);
+        self.accepting |= others.next().unwrap_or(false);
+        has_guest
     }
 
-    fn note(&mut self, id: u64, flags: EventFlags) {
-        let (index, side) = from_id(id);
+    fn note(&mut self, index: usize, side: Side, flags: PollFlags) {
         if let Some(Some(connection)) = self.connections.get_mut(index)
             && connection.note(side, flags)
         {
@@ -164,12 +179,8 @@ impl Bridge {
         // An event of a stream is a few bytes: without this the kernel would wait for more.
         let _ = sockopt::set_tcp_nodelay(&client, true);
         let index = self.free_slot();
-        let watched = watch(&self.epoll, &client, to_id(index, Side::Client))
-            .and_then(|()| watch(&self.epoll, &upstream, to_id(index, Side::Upstream)));
-        // Where the kernel has no memory to watch them, both are closed.
-        if watched.is_ok() {
-            self.connections[index] = Some(Connection::new(client, upstream));
-        }
+        self.connections[index] = Some(Connection::new(client, upstream));
+        self.due.push(index);
     }
 
     fn free_slot(&mut self) -> usize {
@@ -184,32 +195,11 @@ impl Bridge {
     }
 }
 
-fn watch(epoll: &OwnedFd, source: impl AsFd, id: u64) -> Result<(), Errno> {
-    // The listener and the guest are read until they are empty, so that an edge is enough for them too.
-    let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-    epoll::add(epoll, source, EventData::new_u64(id), flags)
-}
-
-fn to_id(index: usize, side: Side) -> u64 {
-    index as u64 * 2 + u64::from(side == Side::Upstream)
-}
-
-fn from_id(id: u64) -> (usize, Side) {
-    let index = usize::try_from(id / 2).expect("made from an index");
-    (index, if id.is_multiple_of(2) { Side::Client } else { Side::Upstream })
-}
-
-const LISTENER: u64 = u64::MAX;
-const GUEST: u64 = u64::MAX - 1;
-
 /// Of one agent; more wait in the listener's backlog. A fourth of what the gateway takes from one run.
 const MAX_CONNECTIONS: usize = 256;
 
 /// One read. As much as a pipe or a unix socket's usual buffers hold at one time.
 const CHUNK: usize = 64 << 10;
-
-/// Taken from the kernel at one time; more are next.
-const EVENTS: usize = 64;
 
 /// When a connection is tried again that neither we nor the gateway had room for.
 const RETRY: Duration = Duration::from_millis(10);

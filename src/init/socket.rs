@@ -73,7 +73,7 @@ impl RunSocket {
     }
 }
 
-fn sleep(time: Duration) {
+pub(crate) fn sleep(time: Duration) {
     let time = Timespec::try_from(time).expect("a pause is some milliseconds");
     // Cut short by a signal it only leads to one look more.
     let _ = thread::nanosleep(&time);

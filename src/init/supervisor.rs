@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::mem;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -36,14 +36,8 @@ impl Supervisor {
         mut bridge: Bridge,
         agent: Pid,
         options: &Options,
-        host: Option<&Host>,
+        mut host: Option<&Host>,
     ) -> u8 {
-        let listening = bridge.listen_to(&self.signals);
-        let listening = listening.and_then(|()| host.map_or(Ok(()), |host| bridge.listen_to(host)));
-        if let Err(error) = listening {
-            say(format_args!("cannot wait for signals, and ends the agent: {error}"));
-            signal_all(agent, Signal::KILL);
-        }
         let mut watch = Watch {
             agent,
             status: None,
@@ -54,9 +48,10 @@ impl Supervisor {
         };
         loop {
             let left = watch.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if bridge.turn(left) {
+            let guests = [Some(self.signals.as_fd()), host.map(AsFd::as_fd)];
+            if bridge.turn(left, &guests.into_iter().flatten().collect::<Vec<_>>()) {
                 self.take_signals(&watch);
-                watch.obey(host);
+                host = host.filter(|host| watch.obey(host));
                 if watch.reap() == Left::Nobody {
                     return watch.status();
                 }
@@ -127,14 +122,19 @@ impl Watch {
         }
     }
 
-    fn obey(&mut self, host: Option<&Host>) {
-        while let Some(word) = host.and_then(Host::word) {
+    /// Does what the host has said. Tells whether it may say more.
+    fn obey(&mut self, host: &Host) -> bool {
+        while let Some(word) = host.word() {
             match word {
                 Word::Terminate => self.forward(Signal::TERM),
                 Word::Kill => self.kill(),
-                Word::Gone => return self.kill(),
+                Word::Gone => {
+                    self.kill();
+                    return false;
+                }
             }
         }
+        true
     }
 
     /// Takes every child's end. With the agent's own, the others' begins.

@@ -11,24 +11,61 @@
 //!
 //! **Invariant:** what is read is what was written, to the byte.
 
-use std::borrow::Cow;
-
+use memchr::memmem::Finder;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
 use super::Event;
 use super::row::Ended;
 use crate::audit::seal::Seal;
 
-/// A long text that stands in more than one place, as JSON has it between its quotes.
-struct Answer<'a>(Option<&'a str>);
+/// An end as it is written, with the answer cut out. What is cut, and out of what, was the agent's to choose, so it is done
+/// before anybody waits for the writer.
+#[derive(Debug)]
+pub(super) struct Ending {
+    ended: Ended,
+    answer: Option<String>,
+    /// Those that come with the end.
+    events: Vec<Event>,
+    /// Events that were written before, by their numbers: what is to stand in their place.
+    told: Vec<(u64, String)>,
+}
+
+/// An event that was written before the end.
+pub(super) type Told = (u64, String);
+
+impl Ending {
+    /// Cuts the answer out of all that is written with it, and of `told`.
+    pub(super) fn new(mut ended: Ended, mut events: Vec<Event>, told: Vec<Told>) -> Self {
+        let answer = answer(&ended).map(str::to_owned);
+        let mut cut = vec![];
+        if let Some(answer) = &answer {
+            let answer = Finder::new(answer);
+            let replace = |text: &mut String| {
+                if let Some(cut) = cut_out(&answer, text) {
+                    *text = cut;
+                }
+            };
+            ended.result.iter_mut().for_each(replace);
+            replace(&mut ended.stdout);
+            for event in &mut events {
+                if let Some(data) = cut_out(&answer, &event.data) {
+                    event.data = data.into();
+                }
+            }
+            let told = told.into_iter();
+            cut = told.filter_map(|(seq, data)| Some((seq, cut_out(&answer, &data)?))).collect();
+        }
+        Self { ended, answer, events, told: cut }
+    }
+}
 
 /// Writes an end down, with the events that come with it. Returns whether the run had not ended before.
 pub(super) fn write(
     change: &Transaction<'_>,
     (run, now): (&str, i64),
-    ended: &Ended,
-    events: &[Event],
+    ending: &Ending,
 ) -> rusqlite::Result<bool> {
+    let Ending { ended, answer, events, told } = ending;
     let log = ended.log.as_ref();
     let moved = change.execute(
         "UPDATE run SET state = 'ended', ended = :now, error_code = :code, log_records = :records, log_head = :head,
@@ -45,24 +82,30 @@ pub(super) fn write(
     if moved == 0 {
         return Ok(false);
     }
-    let answer = Answer::of(ended);
     change.execute(
         "INSERT INTO outcome (run, answer, result, stdout, stderr) VALUES (:run, :answer, :result, :stdout, :stderr)",
         named_params! {
             ":run": run,
-            ":answer": answer.0,
-            ":result": ended.result.as_deref().map(|result| answer.cut(result)),
-            ":stdout": answer.cut(&ended.stdout),
+            ":answer": answer,
+            ":result": ended.result,
+            ":stdout": ended.stdout,
             ":stderr": ended.stderr,
         },
     )?;
-    answer.cut_out_of_told(change, run)?;
-    let cut = |event: &Event| match answer.cut(&event.data) {
-        Cow::Owned(data) => Event { data: data.into(), ..event.clone() },
-        Cow::Borrowed(_) => event.clone(),
-    };
-    super::save(change, run, &events.iter().map(cut).collect::<Vec<_>>())?;
+    let mut update =
+        change.prepare_cached("UPDATE event SET data = ?3 WHERE run = ?1 AND seq = ?2")?;
+    for (seq, data) in told {
+        update.execute(params![run, seq.cast_signed(), data])?;
+    }
+    super::save(change, run, events)?;
     Ok(true)
+}
+
+/// Reads the events of a run, written by now, that may hold its answer.
+pub(super) fn told(view: &rusqlite::Connection, run: &str) -> rusqlite::Result<Vec<Told>> {
+    let query = "SELECT seq, data FROM event WHERE run = ?1 AND octet_length(data) >= ?2";
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?));
+    view.prepare_cached(query)?.query_map(params![run, LONG.cast_signed()], read)?.collect()
 }
 
 /// A run's result; none where it has not ended.
@@ -94,6 +137,15 @@ pub(super) fn seal(view: &rusqlite::Connection, run: &str) -> rusqlite::Result<O
     view.prepare_cached(query)?.query_row([run], read).optional()
 }
 
+/// Writes down what the log of an ended run is, where nothing is known of it.
+pub(super) fn seal_ended(change: &Transaction<'_>, run: &str, seal: &Seal) -> rusqlite::Result<()> {
+    let update = "UPDATE run SET log_records = ?2, log_head = ?3, log_key = ?4
+         WHERE id = ?1 AND state = 'ended' AND log_records IS NULL";
+    let given = params![run, seal.records.cast_signed(), seal.head, seal.public_key];
+    change.execute(update, given)?;
+    Ok(())
+}
+
 /// Deletes what there is of the oldest runs that ended before, up to some number of rows; returns how many runs.
 pub(super) fn forget_some(change: &Transaction<'_>, before: i64) -> rusqlite::Result<usize> {
     let old = "SELECT id FROM run WHERE state = 'ended' AND ended < ?1 ORDER BY ended LIMIT ?2";
@@ -115,28 +167,22 @@ pub(super) fn forget_some(change: &Transaction<'_>, before: i64) -> rusqlite::Re
 pub(super) const EVENT: &str = "seq, at, kind, coalesce(
     replace(data, char(1), (SELECT answer FROM outcome WHERE run = ?1)), data)";
 
-impl<'a> Answer<'a> {
-    /// The longest text of a result, where it is worth it. Nothing is cut where the mark could be the program's own.
-    fn of(ended: &'a Ended) -> Self {
-        let text = ended.result.as_deref().map(longest_text).unwrap_or_default();
-        let is_cut = text.len() >= LONG && !ended.stdout.contains(MARK);
-        Self(is_cut.then_some(text))
-    }
+/// The longest text of a result, where it is worth it. Nothing is cut where the mark could be the program's own.
+fn answer(ended: &Ended) -> Option<&str> {
+    let text = ended.result.as_deref().map(longest_text).unwrap_or_default();
+    (text.len() >= LONG && !ended.stdout.contains(MARK)).then_some(text)
+}
 
-    fn cut<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        match self.0 {
-            Some(answer) if text.contains(answer) => text.replace(answer, MARK).into(),
-            _ => text.into(),
-        }
+/// Returns the text with a mark in place of each answer; none where there is no answer in it.
+fn cut_out(answer: &Finder<'_>, text: &str) -> Option<String> {
+    let length = answer.needle().len();
+    let (mut cut, mut from) = (String::new(), 0);
+    for at in answer.find_iter(text.as_bytes()) {
+        cut.push_str(&text[from..at]);
+        cut.push_str(MARK);
+        from = at + length;
     }
-
-    /// Some events were written before the end.
-    fn cut_out_of_told(&self, change: &Transaction<'_>, run: &str) -> rusqlite::Result<()> {
-        let Some(answer) = self.0 else { return Ok(()) };
-        let cut = "UPDATE event SET data = replace(data, ?2, char(1)) WHERE run = ?1 AND octet_length(data) >= ?3";
-        change.execute(cut, params![run, answer, answer.len().cast_signed()])?;
-        Ok(())
-    }
+    (from > 0).then(|| cut + &text[from..])
 }
 
 /// The longest text in a JSON document, as it stands there.

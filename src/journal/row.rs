@@ -1,7 +1,7 @@
 //! One run as the journal has it.
 
-use rusqlite::types::Type;
-use rusqlite::{Connection, Row as Columns, named_params};
+use rusqlite::types::{ToSqlOutput, Type};
+use rusqlite::{Connection, Row as Columns, ToSql, params_from_iter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -95,21 +95,42 @@ impl State {
     }
 }
 
+impl ToSql for State {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(self.as_str().into())
+    }
+}
+
 impl Filter {
     pub(super) fn query(&self, view: &Connection) -> rusqlite::Result<Vec<Row>> {
-        let conditions = "(:grant IS NULL OR grant_id = :grant)
-            AND (:agent IS NULL OR agent = :agent)
-            AND (:state IS NULL OR state = :state)
-            AND (:before IS NULL OR (created, id) < (SELECT created, id FROM run WHERE id = :before))";
-        let query = format!("{} ORDER BY created DESC, id DESC LIMIT :limit", select(conditions));
-        let given = named_params! {
-            ":grant": self.grant,
-            ":agent": self.agent,
-            ":state": self.state.map(State::as_str),
-            ":before": self.before,
-            ":limit": self.limit,
+        let (query, given) = self.statement();
+        view.prepare_cached(&query)?.query_map(params_from_iter(given), read)?.collect()
+    }
+
+    /// The statement has a condition for each filter that is given, and no other: SQLite uses no index for a condition
+    /// that may not hold for a parameter.
+    pub(super) fn statement(&self) -> (String, Vec<&dyn ToSql>) {
+        let mut conditions = String::from("1");
+        let mut given: Vec<&dyn ToSql> = vec![];
+        let mut add = |condition: &str, value| {
+            conditions.push_str(condition);
+            given.push(value);
         };
-        view.prepare_cached(&query)?.query_map(given, read)?.collect()
+        if let Some(grant) = &self.grant {
+            add(" AND grant_id = ?", grant);
+        }
+        if let Some(agent) = &self.agent {
+            add(" AND agent = ?", agent);
+        }
+        if let Some(state) = &self.state {
+            add(" AND state = ?", state);
+        }
+        if let Some(before) = &self.before {
+            add(" AND (created, id) < (SELECT created, id FROM run WHERE id = ?)", before);
+        }
+        let query = format!("{} ORDER BY created DESC, id DESC LIMIT ?", select(&conditions));
+        given.push(&self.limit);
+        (query, given)
     }
 }
 

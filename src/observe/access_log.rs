@@ -8,9 +8,14 @@
 //! 16 KiB or 100 ms, and writes it with one call: a disk that is slow or a pipe nobody reads holds up
 //! that thread and no request. What cannot be written is lost, counted, and warned about once.
 //!
+//! Requests that make no call, answered by us or refused, can come by the ten thousand a second, and nothing limits
+//! them. Of a run's, the first of each second have lines; then one line with `outcome=repeated` has `repeats=`, the
+//! number of the others, at its end.
+//!
 //! **Invariant:** every line has every key of [`KEYS`], in that order, and no value holds a space, a
 //! quote, `=` or a control character, whatever a client or an upstream sent.
 
+mod flood;
 mod line;
 mod writer;
 
@@ -19,8 +24,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Deserializer};
 
@@ -29,7 +35,8 @@ use crate::observe::printable::Printable;
 
 pub use line::{KEYS, Line};
 
-use writer::Writer;
+use flood::Flood;
+use writer::{Rotation, Writer};
 
 /// The access log of one run. Clones, and logs of other runs made from it, share the destination.
 #[derive(Clone, Debug)]
@@ -40,6 +47,8 @@ pub struct Log {
     trace: Arc<str>,
     destination: Destination,
     writer: Option<Arc<Writer>>,
+    /// Of requests that made no call.
+    flood: Arc<Flood>,
 }
 
 /// Where the lines go.
@@ -75,16 +84,30 @@ impl Log {
     /// # Errors
     /// The destination cannot be opened, or the writer's thread not be started.
     pub fn open(destination: &Destination, identity: &Identity<'_>) -> Result<Self, Error> {
-        let start = |output| Writer::start(output).map(Arc::new).map_err(Error::Thread);
+        Self::open_bounded(destination, identity, MAX_FILE_BYTES)
+    }
+
+    /// Opens the destination. A file of `max_bytes` is moved to its name with `.1`, and begun anew.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_bounded(
+        destination: &Destination,
+        identity: &Identity<'_>,
+        max_bytes: u64,
+    ) -> Result<Self, Error> {
+        let rotation = destination.file().map(|path| Rotation { path: path.to_owned(), max_bytes });
+        let start = |output| Writer::start(output, rotation).map(Arc::new).map_err(Error::Thread);
         let writer = destination.open()?.map(start).transpose()?;
         let (identity, trace) = (identity.prefix(), NO_TRACE.into());
-        Ok(Self { identity, trace, destination: destination.clone(), writer })
+        let flood = Arc::default();
+        Ok(Self { identity, trace, destination: destination.clone(), writer, flood })
     }
 
     /// A log for another run, to the same destination.
     #[must_use]
     pub fn for_run(&self, identity: &Identity<'_>) -> Self {
-        Self { identity: identity.prefix(), ..self.clone() }
+        Self { identity: identity.prefix(), flood: Arc::default(), ..self.clone() }
     }
 
     /// The same log of a run that is part of a trace.
@@ -93,10 +116,32 @@ impl Log {
         Self { trace: trace.to_string().into(), ..self }
     }
 
-    /// Appends a line. Never waits for the destination.
+    /// Appends a line. Never waits for the destination. Of requests that made no call, only the first of each
+    /// second have a line; the others are counted in one more.
     pub fn write(&self, line: &Line<'_>) {
-        if let Some(writer) = &self.writer {
+        let Some(writer) = &self.writer else { return };
+        let mut is_written = true;
+        if line.upstream_time.is_none() {
+            let repeats;
+            (is_written, repeats) = self.flood.count(line.time);
+            self.append_repeats(line.time, repeats);
+        }
+        if is_written {
             writer.append(|buffer| line.append_to(&self.identity, &self.trace, buffer));
+        }
+    }
+
+    /// Writes down what is counted and has no line yet, at the end of a run.
+    pub fn write_repeats(&self) {
+        self.append_repeats(SystemTime::now(), self.flood.take());
+    }
+
+    fn append_repeats(&self, time: SystemTime, repeats: u64) {
+        if let Some(writer) = self.writer.as_ref().filter(|_| repeats > 0) {
+            writer.append(|buffer| {
+                Line::repeated(time).append_to(&self.identity, &self.trace, buffer);
+                line::append_repeats(repeats, buffer);
+            });
         }
     }
 
@@ -128,6 +173,13 @@ impl Log {
 }
 
 impl Destination {
+    fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Off | Self::Stdout | Self::Stderr => None,
+        }
+    }
+
     /// Stdout is duplicated, not opened by name: behind `/dev/stdout` of a container is a pipe or a
     /// socket that belongs to someone else, which a user without rights cannot open again.
     fn open(&self) -> Result<Option<File>, Error> {
@@ -135,7 +187,7 @@ impl Destination {
             Self::Off => return Ok(None),
             Self::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
             Self::Stderr => io::stderr().as_fd().try_clone_to_owned().map(File::from),
-            Self::File(path) => OpenOptions::new().append(true).create(true).mode(MODE).open(path),
+            Self::File(path) => open_file(path),
         };
         opened.map(Some).map_err(|source| Error::Open { destination: self.clone(), source })
     }
@@ -176,6 +228,13 @@ impl Identity<'_> {
         format!("runId={} attempt={}", Printable(run).text(), Printable(attempt).text()).into()
     }
 }
+
+fn open_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(MODE).open(path)
+}
+
+/// Bytes of a log that is a file, and of the one before it. Ours: three million requests each.
+pub const MAX_FILE_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// As a line shows what there is not.
 const NO_TRACE: &str = "-";

@@ -4,6 +4,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{Branch, Error};
 use crate::base::tree;
@@ -12,6 +13,33 @@ use crate::base::tree;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifacts {
     directory: PathBuf,
+}
+
+/// How much of what is held, has failed or was left is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KeptLimits {
+    /// Of one grant's runs. With so many, or with so many bytes, its next run that has a branch is refused.
+    pub grant_works: u64,
+    pub grant_bytes: u64,
+    /// Of all runs.
+    pub works: u64,
+    pub bytes: u64,
+    /// A service throws away what was kept for so long.
+    #[serde(with = "humantime_serde")]
+    pub age: Duration,
+}
+
+impl Default for KeptLimits {
+    fn default() -> Self {
+        Self {
+            grant_works: 200,
+            grant_bytes: 16 << 30,
+            works: 5_000,
+            bytes: 128 << 30,
+            age: Duration::from_hours(90 * 24),
+        }
+    }
 }
 
 /// A file that takes so much and no more.

@@ -1,12 +1,18 @@
 //! What is executed in a sandbox once the agent's processes are gone, and what its answers mean.
 //!
-//! The agent wrote the repository and its configuration, hooks and attributes. Whatever git is made to run by them
-//! runs in the sandbox, where the agent itself has been; here they must only not change what the bytes mean. And where
-//! they do all the same, quarantine finds that they do not fit together.
+//! The agent wrote the repository and its configuration, hooks and attributes. Nothing that they name is started, and they
+//! must not change what the bytes mean. Where they do all the same, quarantine finds that they do not fit together.
 //!
-//! Nothing here runs anything: the words are for `docker exec`, or for a container that has nothing but the
-//! workspace, which is read-only to it.
+//! Only `status` looks at files, which is where git starts filters. It does not read the repository's settings: it has
+//! some of its own, which name no filter, whatever the attributes say.
+//!
+//! These are words only, for a container that has nothing but the workspace, which is read-only to it, and no way to the
+//! run's gateway.
 
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use super::{BranchState, Sha};
@@ -15,7 +21,7 @@ use super::{BranchState, Sha};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
     pub argv: Vec<String>,
-    pub env: Vec<(&'static str, &'static str)>,
+    pub env: Vec<(&'static str, String)>,
     /// After this it is killed.
     pub time: Duration,
     /// After so much of standard output, too.
@@ -31,8 +37,11 @@ pub struct Commands {
     pub head: Command,
     /// A commit that is on no branch but others, if there is one. Those are not relayed.
     pub elsewhere: Command,
-    /// What is committed nowhere, and not ignored.
+    /// What is committed nowhere, and not ignored. It is asked of a [repository of the relay's own](make_repository): the
+    /// workspace's settings and attributes name programs to read its files with, and none of them is started.
     pub uncommitted: Command,
+    /// What is ignored, each path with a NUL behind it, asked in the same way.
+    pub ignored: Command,
     /// For people, and to be compared with the commits.
     pub patches: Command,
     /// The commits.
@@ -46,6 +55,7 @@ pub struct Limits {
     pub commits: u32,
     pub patches_bytes: u64,
     pub bundle_bytes: u64,
+    /// For all that is asked, together.
     #[serde(with = "humantime_serde")]
     pub time: Duration,
 }
@@ -79,24 +89,19 @@ impl Default for Limits {
 }
 
 impl Commands {
-    /// `workspace` is where the sandbox sees it.
-    pub fn new(state: &BranchState, workspace: &str, limits: &Limits) -> Self {
+    /// `workspace` is where the sandbox sees it, and `own` is where it sees the relay's [repository](make_repository).
+    pub fn new(state: &BranchState, workspace: &str, own: &str, limits: &Limits) -> Self {
         let range = || [state.branch.to_ref()].into_iter().chain(state.known());
         let git = |words: &[&str], range: &mut dyn Iterator<Item = String>, output_bytes| {
-            let git_dir = format!("--git-dir={workspace}/.git");
-            let mut argv = vec![GIT.to_owned(), git_dir, "--literal-pathspecs".to_owned()];
-            argv.extend(SETTINGS.iter().flat_map(|setting| ["-c", setting]).map(str::to_owned));
+            let mut argv = start(&format!("{workspace}/.git"));
             argv.extend(words.iter().copied().map(str::to_owned).chain(range));
-            Command { argv, env: ENVIRONMENT.to_vec(), time: limits.time, output_bytes }
+            Command { argv, env: environment(), time: limits.time, output_bytes }
         };
         // One more than there may be, to see that there are too many.
         let count = format!("--max-count={}", u64::from(limits.commits) + 1);
         let facts = ["rev-list", "--no-commit-header", "--format=tformat:%H %T %P", &count];
         let facts_bytes = (u64::from(limits.commits) + 1) * FACT_BYTES;
         let head = ["rev-parse", "--verify", "--end-of-options"];
-        let mut uncommitted = git(STATUS, &mut [].into_iter(), limits.patches_bytes);
-        // Of the others none looks at files.
-        uncommitted.argv.insert(1, format!("--work-tree={workspace}"));
         Self {
             facts: git(&facts, &mut range(), facts_bytes),
             head: git(&head, &mut ["HEAD^{commit}".to_owned()].into_iter(), FACT_BYTES),
@@ -106,7 +111,8 @@ impl Commands {
                     .into_iter(),
                 FACT_BYTES,
             ),
-            uncommitted,
+            uncommitted: of_files(STATUS, (workspace, own), limits),
+            ignored: of_files(IGNORED, (workspace, own), limits),
             patches: git(FORMAT_PATCH, &mut range(), limits.patches_bytes),
             bundle: git(&["bundle", "create", "--quiet", "-"], &mut range(), limits.bundle_bytes),
         }
@@ -143,10 +149,56 @@ impl Announced {
     }
 }
 
+/// Makes a repository that has nothing but a checked-out commit, at `path`, for whoever asks what of a workspace is
+/// committed: its objects and its index are the workspace's, and its settings are nobody's.
+///
+/// # Errors
+/// The disk does not take it.
+pub fn make_repository(path: &Path, head: Sha) -> io::Result<()> {
+    for folder in [path, &path.join("refs"), &path.join("objects")] {
+        fs::create_dir(folder)?;
+        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    }
+    let config = "[core]\n\trepositoryFormatVersion = 0\n".to_owned();
+    for (name, text) in [("HEAD", format!("{head}\n")), ("config", config)] {
+        let file = path.join(name);
+        fs::write(&file, text)?;
+        fs::set_permissions(&file, Permissions::from_mode(0o644))?;
+    }
+    Ok(())
+}
+
+/// Asks the relay's own repository about a workspace's files.
+fn of_files(words: &[&str], (workspace, own): (&str, &str), limits: &Limits) -> Command {
+    let mut argv = start(own);
+    argv.push(format!("--work-tree={workspace}"));
+    argv.extend(["-c".to_owned(), format!("core.excludesFile={workspace}/.git/info/exclude")]);
+    argv.extend(words.iter().copied().map(str::to_owned));
+    let mut env = environment();
+    env.push(("GIT_INDEX_FILE", format!("{workspace}/.git/index")));
+    env.push(("GIT_OBJECT_DIRECTORY", format!("{workspace}/.git/objects")));
+    Command { argv, env, time: limits.time, output_bytes: limits.patches_bytes }
+}
+
+/// The words that every call begins with.
+fn start(git_dir: &str) -> Vec<String> {
+    let mut argv =
+        vec![GIT.to_owned(), format!("--git-dir={git_dir}"), "--literal-pathspecs".to_owned()];
+    argv.extend(SETTINGS.iter().flat_map(|setting| ["-c", setting]).map(str::to_owned));
+    argv
+}
+
+fn environment() -> Vec<(&'static str, String)> {
+    ENVIRONMENT.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
+}
+
 fn names(line: &[u8]) -> Result<Vec<Sha>, Unclear> {
     let words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
     words.map(|word| Sha::parse(word).ok_or(Unclear)).collect()
 }
+
+/// Where a sandbox finds the relay's own repository.
+pub const OWN_REPOSITORY: &str = "/relay-git";
 
 /// Not what the agent's `PATH` finds.
 const GIT: &str = "/usr/bin/git";
@@ -174,7 +226,15 @@ const SETTINGS: &[&str] = &[
     "i18n.logOutputEncoding=UTF-8",
     "log.showSignature=false",
     "gpg.program=/bin/false",
+    "submodule.recurse=false",
     "pack.threads=1",
+    // A file beside a pack would say what is to come out with a commit, and git would believe it.
+    "pack.useBitmaps=false",
+    "pack.useBitmapBoundaryTraversal=false",
+    "pack.readReverseIndex=false",
+    "pack.allowPackReuse=false",
+    // Only what is new comes out.
+    "pack.useSparse=false",
     "bundle.version=2",
 ];
 
@@ -204,6 +264,9 @@ const STATUS: &[&str] = &[
     "--ignore-submodules=all",
     "--no-renames",
 ];
+
+const IGNORED: &[&str] =
+    &["ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"];
 
 /// With these the output is the same with any configuration that was tried against it.
 const FORMAT_PATCH: &[&str] = &[

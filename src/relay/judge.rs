@@ -182,7 +182,7 @@ impl Bench<'_> {
 
     /// What commits say of themselves.
     fn claims(&mut self, work: &Quarantined) {
-        let Policy { claims_provenance, strange_date, .. } = *self.policy;
+        let Policy { claims_provenance, strange_date, foreign_encoding, .. } = *self.policy;
         let now = SystemTime::now();
         for commit in &work.commits {
             if claim::claims_run(commit) {
@@ -192,8 +192,15 @@ impl Bench<'_> {
             if work.committer.as_ref().is_some_and(|ours| claim::claims_relay(commit, ours)) {
                 self.say(claims_provenance, None, "an author has the relay's name or address");
             }
+            if claim::hides_author(commit) {
+                self.say(claims_provenance, None, "an author's name is not what it looks like");
+            }
             if claim::is_untimely(commit, now) {
                 self.say(strange_date, None, "a commit is of a time at which nobody works");
+            }
+            if claim::is_in_foreign_encoding(commit) {
+                let why = "a commit is not in UTF-8: it reads otherwise than it was looked at";
+                self.say(foreign_encoding, None, why);
             }
         }
     }

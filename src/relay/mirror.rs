@@ -19,7 +19,7 @@ use crate::base::hex;
 use crate::base::secret::Secret;
 
 pub use sweep::sweep;
-pub use workspace::{Author, Owner};
+pub use workspace::{Author, MAX_NAMES, Owner};
 
 /// The mirror of one remote repository.
 #[derive(Clone, Debug)]
@@ -239,6 +239,9 @@ const MADE: &str = "relay-made";
 const NETWORK: Limits = Limits {
     time: Duration::from_mins(15),
     output_bytes: 16 << 20,
-    memory_bytes: 8 << 30,
-    file_bytes: 32 << 30,
+    memory_bytes: FETCHED_BYTES + (1 << 30),
+    file_bytes: FETCHED_BYTES,
 };
+
+/// The largest pack that is fetched or made. Git maps it into its memory.
+const FETCHED_BYTES: u64 = 4 << 30;

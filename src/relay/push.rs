@@ -57,7 +57,7 @@ impl Cleared {
             (Some(Answer::AlreadyThere), _) => true,
             (answer, ended) => settled(&work, answer.unwrap_or(Answer::None), ended, token)?,
         };
-        let commits = work.commits.len();
+        let commits = work.commits();
         let Quarantined { state, tip, tree, mode, .. } = work;
         Ok(Pushed { state, tip, tree, commits, mode, verdict, was_there })
     }

@@ -7,14 +7,17 @@
 pub mod commit;
 mod replay;
 mod standing;
+pub mod tree;
 
+use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{BranchState, Bundle, Error, Lease, Mirror, Sha};
-use crate::git::batch::{self, Part};
+use crate::git::batch::{self, Object, Part};
 use crate::git::{self, Call, Input};
-use commit::Commit;
+use commit::{Commit, Raw};
 
 pub(super) use replay::TRAILERS;
 pub use replay::{Mode, Provenance, Unlike};
@@ -27,8 +30,12 @@ pub struct Quarantined {
     pub(super) lease: Lease,
     pub(super) state: BranchState,
     pub(super) objects: PathBuf,
-    /// Oldest first, as the agent made them.
+    /// Oldest first, as the agent made them. None where the branch's own are looked at.
     pub(super) commits: Vec<Commit>,
+    /// The names of what is judged and pushed, oldest first.
+    pub(super) names: Vec<Sha>,
+    /// All text of the commits, both as the agent made them and as they are pushed.
+    pub(super) texts: Vec<Vec<u8>>,
     /// What is to be pushed.
     pub(super) tip: Sha,
     pub(super) tree: Sha,
@@ -36,8 +43,7 @@ pub struct Quarantined {
     /// Who has made the commits anew; the judge must not find that name in an author's place.
     pub(super) committer: Option<String>,
     pub(super) has_work_elsewhere: bool,
-    /// For every git that looks at it.
-    pub(super) allowance: git::Limits,
+    pub(super) limits: Limits,
 }
 
 /// What may come in at all; what is welcome is [`judge`](super::judge)'s question.
@@ -69,6 +75,14 @@ pub enum Refusal {
     Rewritten,
     #[error("it has a history of its own, which begins with `{0}`")]
     Root(Sha),
+    #[error("its commit `{0}` is not as git writes one: {1}")]
+    Commit(Sha, commit::Invalid),
+    #[error("its tree `{0}` is not as git writes one: {1}")]
+    Tree(Sha, tree::Invalid),
+    #[error("it brings `{0}`, which its tip does not lead to")]
+    Stray(Sha),
+    #[error("its tip would lead to other commits than those that were looked at")]
+    Unseen,
     #[error("it has more than {0} commits")]
     Commits(u32),
     #[error("it unpacks to more than {bytes} bytes or {objects} objects")]
@@ -107,9 +121,9 @@ impl Bundle {
         let objects = lease.directory("objects")?;
         let cell = Cell { mirror, objects: &objects, limits };
         cell.index(&self)?;
-        let commits = cell.commits(&self)?;
-        cell.weigh(&self)?;
-        let allowance = cell.allowance();
+        let (commits, texts) = cell.commits(&self)?;
+        let reached = cell.weigh(self.header.tip, &self.state.known())?;
+        cell.inspect(&reached)?;
         let Self { state, announced, header, .. } = self;
         let newest = commits.last().expect("there is at least one");
         if newest.tree != announced.tree {
@@ -125,11 +139,13 @@ impl Bundle {
             tree: newest.tree,
             tip: header.tip,
             objects,
+            names: commits.iter().map(|commit| commit.name).collect(),
+            texts,
             commits,
             mode: Mode::Bundled(Unlike::NotReplayed),
             committer: None,
             has_work_elsewhere: announced.head.is_some(),
-            allowance,
+            limits: *limits,
         })
     }
 }
@@ -148,13 +164,23 @@ impl Quarantined {
         &self.mode
     }
 
+    /// How many commits would be pushed.
     pub fn commits(&self) -> usize {
-        self.commits.len()
+        self.names.len()
     }
 
     /// Git, where it sees the new objects and the mirror's.
     pub(super) fn call(&self, subcommand: &'static str) -> Call<'_> {
-        inside(&self.mirror, &self.objects, subcommand).limits(self.allowance)
+        inside(&self.mirror, &self.objects, subcommand).limits(self.allowance())
+    }
+
+    /// For every git that looks at it.
+    pub(super) fn allowance(&self) -> git::Limits {
+        self.cell().allowance()
+    }
+
+    fn cell(&self) -> Cell<'_> {
+        Cell { mirror: &self.mirror, objects: &self.objects, limits: &self.limits }
     }
 }
 
@@ -175,8 +201,8 @@ impl Cell<'_> {
         call.input(Input::File(pack)).done().map_err(refused)
     }
 
-    /// The new commits, oldest first, once it is clear that they are work on top of what was given.
-    fn commits(&self, bundle: &Bundle) -> Result<Vec<Commit>, Error> {
+    /// The new commits, oldest first, and their text, once it is clear that they are work on top of what was given.
+    fn commits(&self, bundle: &Bundle) -> Result<(Vec<Commit>, Vec<Vec<u8>>), Error> {
         let Bundle { header, state, .. } = bundle;
         let kind = self.call("cat-file").words(["-t", &header.tip.to_string()]).text()?;
         if kind.trim_end() != "commit" {
@@ -190,25 +216,30 @@ impl Cell<'_> {
         if !ancestor.is_so()? {
             return Err(Refusal::Rewritten.into());
         }
-        let commits = self.listed(header.tip, &state.known())?;
+        let raw = self.read(self.listed(header.tip, &state.known())?)?;
+        let parsed = raw.iter().map(|Raw { name, content }| {
+            Commit::parse(*name, content).map_err(|why| Refusal::Commit(*name, why))
+        });
+        let commits = parsed.collect::<Result<Vec<_>, _>>()?;
         if commits.is_empty() {
             return Err(Refusal::Nothing.into());
         }
         match commits.iter().find(|commit| commit.parents.is_empty()) {
             Some(root) => Err(Refusal::Root(root.name).into()),
-            None => Ok(commits),
+            None => Ok((commits, raw.into_iter().map(|raw| raw.content).collect())),
         }
     }
 
-    /// What `tip` builds on beside what is `known`, oldest first.
-    fn listed(&self, tip: Sha, known: &[String]) -> Result<Vec<Commit>, Error> {
+    /// The names of the commits that `tip` builds on beside what is `known`, oldest first.
+    fn listed(&self, tip: Sha, known: &[String]) -> Result<Vec<Sha>, Error> {
         let most = format!("--max-count={}", u64::from(self.limits.commits) + 1);
         let words = ["--topo-order", "--reverse", &most, &tip.to_string()];
-        let names = self.call("rev-list").words(words).words(known).text()?;
-        if names.lines().count() > self.limits.commits as usize {
+        let said = self.call("rev-list").words(words).words(known).text()?;
+        let names = named(said.as_bytes(), "rev-list")?;
+        if names.len() > self.limits.commits as usize {
             return Err(Refusal::Commits(self.limits.commits).into());
         }
-        self.read(names)
+        Ok(names)
     }
 
     /// Whether the agent was given all of these. The mirror has other runs' work, too.
@@ -223,39 +254,79 @@ impl Cell<'_> {
         }
     }
 
-    fn read(&self, names: String) -> Result<Vec<Commit>, Error> {
+    fn read(&self, names: Vec<Sha>) -> Result<Vec<Raw>, Error> {
         let (mut name, mut content, mut commits) = (Sha::NONE, vec![], vec![]);
         let limits = git::Limits { output_bytes: self.limits.commits_bytes, ..self.allowance() };
-        let call = self.call("cat-file").word("--batch").input(Input::Bytes(names.into_bytes()));
+        let call = self.call("cat-file").word("--batch").input(lines(names));
         let read = call.limits(limits).objects(|part| match part {
             Part::Head(object) => name = object.name,
             Part::Content(piece) => content.extend_from_slice(piece),
-            Part::End => commits.push(Commit::parse(name, &std::mem::take(&mut content))),
+            Part::End => commits.push(Raw { name, content: std::mem::take(&mut content) }),
         });
         read.map_err(refused)?;
-        let commits = commits.into_iter().collect::<Option<_>>();
-        Ok(commits.ok_or_else(|| git::Error::Senseless { what: "cat-file".to_owned() })?)
+        Ok(commits)
     }
 
-    /// Asks each new object for its size, without unpacking it: all of them must not be too large.
-    fn weigh(&self, bundle: &Bundle) -> Result<(), Error> {
-        let words = ["--objects", "--no-object-names", &bundle.header.tip.to_string()];
-        let list = self.call("rev-list").words(words).words(bundle.state.known());
-        let list = list.bytes().map_err(refused)?;
-        let check = self.call("cat-file").word("--batch-check").input(Input::Bytes(list));
-        let lines = check.bytes().map_err(refused)?;
-        let (mut count, mut sum) = (0, 0);
-        for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let object = batch::parsed(line);
-            let senseless = || git::Error::Senseless { what: "cat-file".to_owned() };
-            sum += object.ok_or_else(senseless)?.size;
-            count += 1;
+    /// Asks each object that `tip` leads to beside what is `known` for its size, without unpacking it: all of them must not
+    /// be too large. Returns their names.
+    fn weigh(&self, tip: Sha, known: &[String]) -> Result<BTreeSet<Sha>, Error> {
+        let words = ["--objects", "--no-object-names", &tip.to_string()];
+        let list = self.call("rev-list").words(words).words(known);
+        let reached = named(&list.bytes().map_err(refused)?, "rev-list")?;
+        let check = self.call("cat-file").word("--batch-check").input(lines(reached));
+        let objects = listed_objects(&check.bytes().map_err(refused)?)?;
+        let Limits { objects: most, bytes, .. } = *self.limits;
+        let sum = objects.iter().fold(0_u64, |sum, object| sum.saturating_add(object.size));
+        if objects.len() as u64 > most || sum > bytes {
+            return Err(Refusal::Size { objects: most, bytes }.into());
         }
-        let Limits { objects, bytes, .. } = *self.limits;
-        if count > objects || sum > bytes {
-            return Err(Refusal::Size { objects, bytes }.into());
+        Ok(objects.into_iter().map(|object| object.name).collect())
+    }
+
+    /// Checks that nothing has come in beside what is `reached`, and that each new tree has the one form that git writes.
+    fn inspect(&self, reached: &BTreeSet<Sha>) -> Result<(), Error> {
+        let words = ["--batch-all-objects", "--unordered", "--batch-check"];
+        let all = self.mirror.call("cat-file").words(words).limits(self.allowance());
+        let all = all.variable("GIT_OBJECT_DIRECTORY", self.objects).bytes().map_err(refused)?;
+        let is_reached = |object: &Object| reached.contains(&object.name);
+        let (expected, others): (Vec<_>, Vec<_>) =
+            listed_objects(&all)?.into_iter().partition(is_reached);
+        if let Some(stray) = self.missing(&others)? {
+            return Err(Refusal::Stray(stray).into());
         }
-        Ok(())
+        let trees: Vec<_> = expected.iter().filter(|object| object.kind == "tree").collect();
+        if trees.iter().any(|tree| tree.size > MAX_TREE_BYTES) {
+            let Limits { objects, .. } = *self.limits;
+            return Err(Refusal::Size { objects, bytes: MAX_TREE_BYTES }.into());
+        }
+        let (mut name, mut content, mut found) = (Sha::NONE, vec![], None);
+        let limits = git::Limits { output_bytes: u64::MAX, ..self.allowance() };
+        let call = self.call("cat-file").word("--batch").limits(limits);
+        let call = call.input(lines(trees.iter().map(|tree| tree.name)));
+        let read = call.objects(|part| match part {
+            Part::Head(object) => name = object.name,
+            Part::Content(piece) => content.extend_from_slice(piece),
+            Part::End => {
+                let why = tree::check(&content).err();
+                found = found.or(why.map(|why| (name, why)));
+                content.clear();
+            }
+        });
+        read.map_err(refused)?;
+        found.map_or(Ok(()), |(name, why)| Err(Refusal::Tree(name, why).into()))
+    }
+
+    /// The first of these that the mirror does not have. It has those that complete a thin pack.
+    fn missing(&self, objects: &[Object]) -> Result<Option<Sha>, Error> {
+        if objects.is_empty() {
+            return Ok(None);
+        }
+        let names = lines(objects.iter().map(|object| object.name));
+        let check = self.mirror.call("cat-file").word("--batch-check").limits(self.allowance());
+        let said = check.input(names).bytes().map_err(refused)?;
+        let lines = said.split(|byte| *byte == b'\n');
+        let found: BTreeSet<_> = lines.filter_map(batch::parsed).map(|found| found.name).collect();
+        Ok(objects.iter().map(|object| object.name).find(|name| !found.contains(name)))
     }
 
     fn call(&self, subcommand: &'static str) -> Call<'_> {
@@ -285,6 +356,28 @@ pub(super) fn refused(error: git::Error) -> Error {
     }
 }
 
+/// Object names, as git prints them: one on each line.
+fn named(said: &[u8], what: &str) -> Result<Vec<Sha>, git::Error> {
+    let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let names = lines.map(Sha::parse).collect::<Option<_>>();
+    names.ok_or_else(|| git::Error::Senseless { what: what.to_owned() })
+}
+
+fn listed_objects(said: &[u8]) -> Result<Vec<Object>, git::Error> {
+    let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let objects = lines.map(batch::parsed).collect::<Option<_>>();
+    objects.ok_or_else(|| git::Error::Senseless { what: "cat-file".to_owned() })
+}
+
+/// Object names, as git reads them.
+fn lines(names: impl IntoIterator<Item = Sha>) -> Input {
+    let mut text = String::new();
+    for name in names {
+        let _ = writeln!(text, "{name}");
+    }
+    Input::Bytes(text.into_bytes())
+}
+
 /// New objects go where nobody looks for them, and are read together with the mirror's.
 fn inside<'a>(mirror: &'a Mirror, objects: &Path, subcommand: &'static str) -> Call<'a> {
     let call = mirror.call(subcommand).variable("GIT_OBJECT_DIRECTORY", objects);
@@ -296,3 +389,6 @@ const STRICT: &str = "--strict=badFilemode=error,gitmodulesParse=error";
 
 /// A name, a kind and a size of 20 digits.
 const OBJECT_LINE_BYTES: u64 = 72;
+
+/// One directory of some hundred thousand files. A tree is held in memory while it is checked.
+const MAX_TREE_BYTES: u64 = 16 << 20;

@@ -109,6 +109,13 @@ impl Default for RequestId {
     }
 }
 
+/// Whether a key of a run's metadata says who the run is, or whose records its calls join. Only the host decides that:
+/// a caller of the service may not set such a key.
+pub fn is_reserved_key(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    RESERVED_KEYS.contains(&&*key) || key.starts_with(RESERVED_PREFIX)
+}
+
 /// Whether a text may stand in headers, logs and labels as it is.
 pub fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/-".contains(&byte);
@@ -132,6 +139,12 @@ fn escape_non_ascii(json: &str) -> String {
 
 /// The field of LiteLLM's spend logs that says whose books a call stands in. LiteLLM has deployments of its own.
 const DEPLOYMENT: &str = "cogni_deployment_id";
+
+/// Keys of a run's metadata that [`is_reserved_key`] knows, beside those with its prefix. A trace is entered by the
+/// header `traceparent`, which the trace's owner gives away.
+const RESERVED_KEYS: [&str; 4] = ["graph_id", "run_id", "attempt", "existing_trace_id"];
+
+const RESERVED_PREFIX: &str = "cogni_";
 
 /// What [`is_name`] asks for.
 pub const NAME_RULE: &str = "use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`";

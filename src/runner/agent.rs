@@ -97,7 +97,7 @@ impl Agent {
             spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
         }
         if let Workspace::Directory { path, access: Access::ReadWrite } = &spec.workspace {
-            self.write(path, is_repository)?;
+            self.write(path, spec.uid, is_repository)?;
         }
         spec.mounts.extend(self.program(spec));
         Ok(())
@@ -110,9 +110,9 @@ impl Agent {
     }
 
     /// Writes what the agent finds in its workspace, and sees to it that none of that is taken for its work.
-    fn write(&self, workspace: &Path, is_repository: bool) -> anyhow::Result<()> {
+    fn write(&self, workspace: &Path, uid: u32, is_repository: bool) -> anyhow::Result<()> {
         let Files { own, made } = self.files()?;
-        let writer = Writer::open(workspace)?;
+        let writer = Writer::open(workspace, uid)?;
         let mut ignored: Vec<_> = made.iter().map(|name| format!("/{name}")).collect();
         for (place, text) in &own {
             writer.put(Path::new(place), text)?;

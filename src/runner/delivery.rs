@@ -1,8 +1,8 @@
 //! A run's way to a branch: its workspace is filled before the agent comes, and what it has committed is taken out and
 //! delivered when its processes are gone.
 //!
-//! The taking out is done by a sandbox of its own, which has the workspace read-only and nothing of the agent's
-//! running in it. Nothing that has gone wrong here changes how the run itself has ended.
+//! The taking out is done by a sandbox of its own, which has the workspace read-only, nothing of the agent's running in it,
+//! and no way to the run's gateway, which is closed by then. Nothing that has gone wrong here changes how the run itself has ended.
 //!
 //! **Invariant:** from before the agent comes until the work is out of it, or there was none, the outbox names the
 //! workspace: whoever is killed meanwhile, it is found.
@@ -21,6 +21,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::residents::kept::Line;
+use crate::base::tree;
 use crate::catalog::Entry;
 use crate::delivery::outbox::{self, Desk, Plan};
 use crate::delivery::rules::Rules;
@@ -28,9 +29,9 @@ use crate::delivery::statement::Facts;
 use crate::delivery::{Begun, Delivered, Relay};
 use crate::relay::mirror::{Author, Owner};
 use crate::relay::repository::Repository;
-use crate::relay::{Artifacts, BranchKey};
+use crate::relay::{self, Artifacts, BranchKey};
 use crate::run::Run;
-use crate::sandbox::spec::{Access, GID, UID, Workspace};
+use crate::sandbox::spec::{Access, Workspace};
 use crate::sandbox::{self, Driver, RunSpec};
 
 pub use left::{of_run, retry, take_out_left};
@@ -52,6 +53,8 @@ pub struct Target {
     rules: Rules,
     /// Where what comes out is to lie.
     place: Artifacts,
+    /// The grant that allows the run, where one was asked for.
+    grant: Option<String>,
 }
 
 /// A branch whose agent is about to work, or has worked.
@@ -114,7 +117,22 @@ impl Target {
         Box::pin(left::take_out_at(&relay, &repository, &lease)).await?;
         let begun = Box::pin(relay.begin_at(&repository, (mirror, lease), base)).await?;
         let (agent, rules, place) = ("agent".to_owned(), relay.rules(None), relay.place());
-        Ok(Self { relay, repository, begun, wants_pull_request: false, agent, rules, place })
+        Ok(Self {
+            relay,
+            repository,
+            begun,
+            wants_pull_request: false,
+            agent,
+            rules,
+            place,
+            grant: None,
+        })
+    }
+
+    /// What is kept of the work counts for this grant.
+    #[must_use]
+    pub fn of_grant(self, grant: &str) -> Self {
+        Self { grant: Some(grant.to_owned()), ..self }
     }
 
     /// With a pull request, once the run is over and was ok.
@@ -144,7 +162,7 @@ impl Target {
         }
         Artifacts::create(self.place.directory())?;
         let path = self.place.workspace();
-        self.feed(&path)?;
+        self.feed(&path, spec.uid, spec.limits.max_workspace)?;
         spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
         Ok(())
     }
@@ -184,19 +202,34 @@ impl Target {
                 Driver::Docker { socket } => socket.clone(),
                 Driver::Embedded(_) => PathBuf::new(),
             },
+            grant: self.grant.clone(),
         };
         Artifacts::create(&plan.artifacts)?;
         let desk = self.relay.outbox().begin(&plan, path)?;
         Ok(Posted { target: self, desk: Box::new(desk) })
     }
 
-    /// Checks the branch out in a directory that is not there yet. Blocks.
-    pub(super) fn feed(&self, workspace: &Path) -> anyhow::Result<()> {
+    /// Checks the branch out in a directory that is not there yet, for the sandbox's user, unless that takes more than
+    /// `max_workspace`. Blocks.
+    pub(super) fn feed(
+        &self,
+        workspace: &Path,
+        uid: u32,
+        max_workspace: u64,
+    ) -> anyhow::Result<()> {
         let Begun { mirror, lease, state } = &self.begun;
-        let owner = Owner { uid: UID, gid: GID };
+        mirror.measure_checkout(state, max_workspace)?;
+        let owner = Owner { uid, gid: uid };
         let author = Author { name: self.agent.clone(), email: "agent@sandbox".to_owned() };
         let fed = mirror.feed(lease, state, workspace, (owner, &author));
-        fed.with_context(|| format!("the workspace for `{}` cannot be filled", state.branch))
+        fed.with_context(|| format!("the workspace for `{}` cannot be filled", state.branch))?;
+        // Ends of lines and keywords make a file larger than git has it; and its history is there, too.
+        if tree::measure(workspace, max_workspace)? > max_workspace {
+            tree::remove(workspace)?;
+            let what = format!("more than {max_workspace} bytes with its history");
+            return Err(relay::Error::Large { branch: state.branch.clone(), what }.into());
+        }
+        Ok(())
     }
 }
 
@@ -209,7 +242,7 @@ impl Posted {
         source: Source<'_>,
     ) -> Relayed {
         let Target { relay, begun, wants_pull_request, .. } = &self.target;
-        let extractor = Extractor::new(driver, order, relay.git());
+        let extractor = Extractor::new(driver, order, relay.git(), relay.limits().time);
         let mut desk = self.desk.clone();
         desk.plan.facts.spent = source.run.ledger.spent();
         let words = (*wants_pull_request && source.is_ok).then_some(source.words);
@@ -273,7 +306,11 @@ impl Relayed {
     fn left(desk: &Desk) -> Self {
         let branch = Some(desk.plan.state.branch.to_string());
         let left = desk.left.as_deref().unwrap_or_default();
-        let why = format!("{left}; the workspace is kept in `{}`", desk.workspace.display());
+        let kept = format!("{left}; the workspace is kept in `{}`", desk.workspace.display());
+        let why = match desk.due {
+            Some(_) => format!("{kept}, and is tried again"),
+            None => kept,
+        };
         Self::Not { branch, why, id: Some(desk.id.clone()), is_well: false }
     }
 

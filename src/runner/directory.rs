@@ -13,8 +13,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::base::tree;
-use crate::sandbox::spec::{GID, HOSTS, HOSTS_TEXT, UID};
-use crate::sandbox::{Owner, left, name_of};
+use crate::sandbox::spec::{HOSTS, HOSTS_TEXT, UID};
+use crate::sandbox::{Owner, UserLease, UserRange, left, name_of};
 
 /// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
 /// before a reboot is known by it.
@@ -34,11 +34,24 @@ pub(super) fn real(run_dir: &Path) -> io::Result<PathBuf> {
 pub(super) struct Directory {
     path: PathBuf,
     is_roots: bool,
-    user: (u32, u32),
+    proxy_user: (u32, u32),
+    /// The sandbox's. It is given back when nothing is left of the directory.
+    user: UserLease,
 }
 
 impl Directory {
+    /// For what has no sandbox.
     pub(super) fn create(parent: &Path, run: &str, owner: &Owner) -> anyhow::Result<Self> {
+        Self::create_for(UserRange::SHARED, parent, run, owner)
+    }
+
+    /// For a sandbox, which is given one of these users.
+    pub(super) fn create_for(
+        users: UserRange,
+        parent: &Path,
+        run: &str,
+        owner: &Owner,
+    ) -> anyhow::Result<Self> {
         let cannot =
             |path: &Path| format!("the run's directory `{}` cannot be made", path.display());
         // Others may pass through, and see nothing.
@@ -49,19 +62,15 @@ impl Directory {
             .with_context(|| cannot(parent))?;
         let parent = real(parent).with_context(|| cannot(parent))?;
         let path = parent.join(format!("{}-{}", name_of(run), owner.to_file_name()));
+        let user = users.lease(None, &path)?;
         DirBuilder::new().mode(0o700).create(&path).with_context(|| cannot(&path))?;
-        let mut directory = Self { path, is_roots: false, user: (UID, GID) };
+        let mut directory = Self { path, is_roots: false, proxy_user: (UID, UID), user };
         let socket_dir = directory.socket_dir();
-        // The sandbox sees this one, and its user must be able to go through.
-        fs::create_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
-        fs::set_permissions(&socket_dir, Permissions::from_mode(0o755))?;
-        let hosts = socket_dir.join(HOSTS);
-        fs::write(&hosts, HOSTS_TEXT).with_context(|| cannot(&hosts))?;
-        fs::set_permissions(&hosts, Permissions::from_mode(0o644))?;
+        make_socket_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
         let made = fs::metadata(&socket_dir)?;
         directory.is_roots = made.uid() == 0;
         if !directory.is_roots {
-            directory.user = (made.uid(), made.gid());
+            directory.proxy_user = (made.uid(), made.gid());
         }
         Ok(directory)
     }
@@ -92,7 +101,7 @@ impl Directory {
         let cannot = || format!("the workspace `{}` cannot be made", path.display());
         DirBuilder::new().mode(0o700).create(&path).with_context(cannot)?;
         if self.is_roots {
-            chown(&path, Some(UID), Some(UID)).with_context(cannot)?;
+            chown(&path, Some(self.uid()), Some(self.uid())).with_context(cannot)?;
         } else {
             fs::set_permissions(&path, Permissions::from_mode(0o777)).with_context(cannot)?;
         }
@@ -101,7 +110,12 @@ impl Directory {
 
     /// Who a gateway's container runs as. One that may not give files away keeps them, and runs it as itself.
     pub(super) fn proxy_user(&self) -> (u32, u32) {
-        self.user
+        self.proxy_user
+    }
+
+    /// The sandbox's user.
+    pub(super) fn uid(&self) -> u32 {
+        self.user.uid()
     }
 
     /// Whether this process makes files as root.
@@ -109,11 +123,15 @@ impl Directory {
         self.is_roots
     }
 
+    fn take(&mut self) -> (PathBuf, UserLease) {
+        (mem::take(&mut self.path), mem::replace(&mut self.user, UserLease::shared()))
+    }
+
     /// Removes it. What takes longer than there is time goes on behind whoever waits; where this process ends before, the
     /// next sweep does the rest.
     pub(super) async fn remove(mut self) {
-        let path = mem::take(&mut self.path);
-        let removal = spawn_blocking(move || take_away(&path));
+        let (path, user) = self.take();
+        let removal = spawn_blocking(move || take_away(&path, user));
         if timeout(REMOVAL, removal).await.is_err() {
             tracing::warn!("a run's directory holds so much that nobody waits for its end");
         }
@@ -122,24 +140,35 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        let path = mem::take(&mut self.path);
+        let (path, user) = self.take();
         if path.as_os_str().is_empty() {
             return;
         }
         match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || take_away(&path))),
-            Err(_) => take_away(&path),
+            Ok(runtime) => drop(runtime.spawn_blocking(move || take_away(&path, user))),
+            Err(_) => take_away(&path, user),
         }
     }
 }
 
-fn take_away(path: &Path) {
+fn take_away(path: &Path, user: UserLease) {
     if let Err(error) = remove(path) {
+        user.abandon();
         tracing::error!(%error, path = %path.display(), "the run's directory is left behind");
         if let Some(name) = path.file_name() {
             left::note(name.to_string_lossy());
         }
     }
+}
+
+/// Makes what a sandbox sees as its socket's directory, without a socket.
+pub(super) fn make_socket_dir(path: &Path) -> io::Result<()> {
+    fs::create_dir(path)?;
+    // The sandbox sees this one, and its user must be able to go through.
+    fs::set_permissions(path, Permissions::from_mode(0o755))?;
+    let hosts = path.join(HOSTS);
+    fs::write(&hosts, HOSTS_TEXT)?;
+    fs::set_permissions(&hosts, Permissions::from_mode(0o644))
 }
 
 /// Removes a run's directory; one that is not there is as good as removed. Where something is mounted in it, it is kept:

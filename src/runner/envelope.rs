@@ -28,6 +28,10 @@ pub enum Invalid {
     NotEnvelope(String),
     #[error("the agent has printed {0} answers, and nobody can tell which one it means")]
     Several(usize),
+    #[error(
+        "the agent has printed more than {MAX_DOCUMENTS} JSON objects on standard output; an agent prints its answer there, and what it logs on standard error"
+    )]
+    TooMany,
 }
 
 impl Envelope {
@@ -39,24 +43,30 @@ impl Envelope {
         if stdout.trim().is_empty() {
             return Err(Invalid::Empty);
         }
-        let mut answers = 0;
+        let (mut answers, mut documents) = (0, 0);
         let mut last = None;
         let mut rest = stdout;
         while let Some(at) = next_object(rest) {
             let text = &rest[at..];
-            let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-            match documents.next() {
+            let mut reader = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+            match reader.next() {
                 Some(Ok(document)) => {
-                    rest = &text[documents.byte_offset()..];
+                    documents += 1;
+                    if documents > MAX_DOCUMENTS {
+                        return Err(Invalid::TooMany);
+                    }
+                    rest = &text[reader.byte_offset()..];
                     let read = Self::read(document);
                     answers += usize::from(read.is_ok());
-                    last = rest.trim().is_empty().then_some(read);
+                    last = Some((read, rest));
                 }
                 // What is no object is the noise of others, up to the line that says so.
                 Some(Err(error)) => rest = from_line(text, error.line().max(2)),
                 None => break,
             }
         }
+        // Looked at once: behind each of many objects it would be the same blanks again.
+        let last = last.filter(|(_, after)| after.trim_start().is_empty()).map(|(read, _)| read);
         match last {
             Some(Ok(_)) if answers > 1 => Err(Invalid::Several(answers)),
             Some(Ok(envelope)) => Ok(envelope),
@@ -148,6 +158,9 @@ fn why(stdout: &str) -> String {
         }
     }
 }
+
+/// JSON objects on one standard output. Each costs some memory and time, however short it is.
+const MAX_DOCUMENTS: usize = 100_000;
 
 /// Enough of a line to recognise it.
 const SHOWN: usize = 80;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::proxy::Proxy;
-use crate::app::{App, Seat, Seats};
+use crate::app::{App, Seat, Seats, Shutdown};
 use crate::budget::Amount;
 use crate::config::Config;
 use crate::run::Run;
@@ -81,20 +81,23 @@ impl Gateway {
         }
     }
 
-    /// Serves until `stop`, lets open calls finish, and tells what became of all.
+    /// Serves until it is told to close, lets open calls finish, and tells what became of all. A container keeps its own
+    /// records, and so closes them with its calls.
     pub(super) async fn serve(
         self,
         signals: &Signals,
-        stop: CancellationToken,
+        closing: Shutdown,
     ) -> (anyhow::Result<()>, Calls) {
+        let (quiet, calls) = (closing.quiet.clone(), closing.calls.clone());
         let (served, calls) = match self {
-            Self::Here { app, run } => (Box::pin(app.serve(stop)).await, calls_of(&run)),
+            Self::Here { app, run } => (Box::pin(app.serve_until(closing)).await, calls_of(&run)),
             Self::Seat(seat) => {
                 let run = Arc::clone(seat.run());
-                (seat.serve(stop).await, calls_of(&run))
+                (Box::pin(seat.serve_until(closing)).await, calls_of(&run))
             }
-            Self::Container(proxy) => Box::pin(proxy.serve(signals, stop)).await,
+            Self::Container(proxy) => Box::pin(proxy.serve(signals, calls)).await,
         };
+        quiet.cancel();
         signals.gone.cancel();
         (served, calls)
     }

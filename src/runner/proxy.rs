@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::directory::Directory;
 use super::gateway::{Calls, Signals};
+use crate::base::time::MAX_TIME;
 use crate::budget::Tokens;
 use crate::config::Config;
 use crate::run::Identity;
@@ -64,6 +65,10 @@ impl Proxy {
         env.extend(told(config).map(|(name, value)| (name.to_owned(), value)));
         env.insert("SOCKET_PATH".to_owned(), format!("{SOCKET_DIR}/llm.sock"));
         env.insert("SOCKET_MODE".to_owned(), format!("{:04o}", config.listen.socket_mode));
+        let required: Vec<_> = config.listen.require_uid.iter().map(u32::to_string).collect();
+        if !required.is_empty() {
+            env.insert("SOCKET_REQUIRE_UID".to_owned(), required.join(","));
+        }
         let (uid, gid) = directory.proxy_user();
         let spec = spec::docker::proxy::Proxy {
             run: config.identity.run.clone(),
@@ -80,7 +85,7 @@ impl Proxy {
             spec,
             stamp: stamp.clone(),
             records: Records::follow(given.audit)?,
-            deadline: config.budget.deadline.map(|limit| Instant::now() + limit),
+            deadline: config.budget.deadline.map(|limit| Instant::now() + limit.min(MAX_TIME)),
             drain: config.drain_timeout,
         })
     }

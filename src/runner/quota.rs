@@ -1,15 +1,16 @@
 //! How much a run's workspace may hold, where it is a directory that is made for it.
 //!
 //! Not every file system has quotas, and a directory has none of its own. So it is measured: before a run, and from time
-//! to time while it runs. What is written between two looks is not prevented, and what was deleted while it is open is not
+//! to time while it runs, and when its program has ended. What is written between two looks is not prevented, and what was deleted while it is open is not
 //! seen, until the run ends.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::base::tree;
 
@@ -35,14 +36,28 @@ impl Quota {
     /// # Errors
     /// It holds more than it may. What cannot be measured is told, and let be.
     pub(super) async fn check(&self) -> Result<(), Exceeded> {
+        self.look().await.map(drop)
+    }
+
+    /// As [`check`](Self::check); returns the processor time that it took. How long it waited for a thread or for a
+    /// processor is not the workspace's doing, and no reason to look less often.
+    async fn look(&self) -> Result<Duration, Exceeded> {
         let Self { path, most } = self.clone();
-        let measured = spawn_blocking(move || tree::measure(&path, most)).await;
-        match measured.map_err(std::io::Error::from).flatten() {
+        let measure = move || {
+            let begun = thread_time();
+            let measured = tree::measure(&path, most);
+            (measured, thread_time().saturating_sub(begun))
+        };
+        let (measured, took) = match spawn_blocking(measure).await {
+            Ok((measured, took)) => (measured, took),
+            Err(error) => (Err(error.into()), Duration::ZERO),
+        };
+        match measured {
             Ok(bytes) if bytes > most => Err(Exceeded { most }),
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(took),
             Err(error) => {
                 tracing::warn!(%error, path = %self.path.display(), "a workspace cannot be measured");
-                Ok(())
+                Ok(took)
             }
         }
     }
@@ -50,13 +65,17 @@ impl Quota {
     /// Returns when it holds more than it may.
     pub(super) async fn exceeded(&self) -> Exceeded {
         loop {
-            let begun = Instant::now();
-            if let Err(exceeded) = self.check().await {
-                return exceeded;
+            match self.look().await {
+                Ok(took) => sleep((took * SHARE).clamp(LOOK, LONGEST)).await,
+                Err(exceeded) => return exceeded,
             }
-            sleep(LOOK.max(begun.elapsed() * SHARE)).await;
         }
     }
+}
+
+/// The processor time of this thread.
+fn thread_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
 /// For people: `4 GiB`, `1.5 MiB`.
@@ -80,5 +99,8 @@ impl fmt::Display for Bytes {
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A look at a million files takes its time; the pause after it is so many times that.
+/// A look at a million files takes its time; the pause after it is so many times that,
 const SHARE: u32 = 20;
+
+/// and never longer than this.
+const LONGEST: Duration = Duration::from_secs(5);

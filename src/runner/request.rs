@@ -18,8 +18,8 @@ use crate::budget;
 use crate::catalog::{Catalog, Entry, Maker, Setup};
 use crate::config::Config;
 use crate::sandbox::First;
-use crate::sandbox::spec::{Access, Mount, Root, Volume, Wanted, Workspace};
-use crate::sandbox::{self, RunSpec, embedded};
+use crate::sandbox::spec::{Access, Mount, Root, UID, Volume, Wanted, Workspace};
+use crate::sandbox::{self, RunSpec, UserRange, embedded};
 
 /// One run, as far as somebody has said. Paths that are not absolute begin at the current directory.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -81,6 +81,8 @@ pub struct Host {
     pub run_dir: PathBuf,
     /// What sandboxes have as their first process.
     pub init: First,
+    /// The users of this machine that sandboxes run as.
+    pub uids: UserRange,
 }
 
 impl Request {
@@ -225,11 +227,13 @@ impl Request {
         let mut env: BTreeMap<_, _> = model.into_iter().collect();
         env.extend(mem::take(&mut self.env));
         let root = root(self.image.take(), self.rootfs.take())?;
-        let init = host.init.file(&root)?.map(Path::to_owned);
+        let init = host.init.file()?;
         Ok(RunSpec {
             run: config.identity.run.clone(),
             root,
             argv: mem::take(&mut self.argv),
+            // Until it has a user of its own.
+            uid: UID,
             env,
             limits: self.limits.limits(),
             grace: self.grace.unwrap_or(GRACE),
@@ -254,7 +258,7 @@ impl Request {
         spec: RunSpec,
         agent: Option<Agent>,
     ) -> anyhow::Result<Order> {
-        let Host { docker_socket, run_dir, .. } = host;
+        let Host { docker_socket, run_dir, uids, .. } = host;
         let driver = driver(self.driver, &spec.root, &docker_socket, self.allow_unlimited);
         let roots = self.roots().map(absolute).collect::<Result<_, _>>()?;
         Ok(Order {
@@ -264,6 +268,7 @@ impl Request {
             target: None,
             roots,
             run_dir,
+            uids,
             driver,
             docker_socket,
             proxy: None,
@@ -332,9 +337,7 @@ fn check_agent(agent: &Agent, spec: &RunSpec) -> anyhow::Result<()> {
     let Agent { entry, messages, .. } = agent;
     let Entry { name, setup, program, .. } = &**entry;
     if program.is_some() && spec.init.is_none() {
-        bail!(
-            "the program of `{name}` is in the file of cogni-init; say with `--init` where that is"
-        );
+        bail!("the program of `{name}` is in the file of cogni-init; leave out `--init none`");
     }
     if !messages.is_empty() && agent.last().is_none() {
         bail!("none of the messages is a user's; there is nothing to answer");

@@ -33,7 +33,7 @@ use super::quota::{Exceeded, Quota};
 use super::{Inside, Order, Prepared, place};
 use crate::base::hex;
 use crate::sandbox::spec::{Access, Limits, Stamp, Workspace};
-use crate::sandbox::{self, Driver, Owner, Resident, RunSpec};
+use crate::sandbox::{self, Driver, Owner, Resident, RunSpec, UserRange};
 
 use home::Home;
 use kept::{Line, Shelf, Tenant};
@@ -75,6 +75,9 @@ pub struct Key {
     kept: Vec<String>,
 }
 
+/// A key that is one run's, until its sandbox is claimed.
+pub struct Entered(Held);
+
 /// Why a run has no place in a resident sandbox. It can still be run as every other.
 #[derive(Debug, thiserror::Error)]
 pub enum Unclaimed {
@@ -82,6 +85,8 @@ pub enum Unclaimed {
     Busy(String),
     #[error("there are {0} resident sandboxes, and all are in use")]
     Full(usize),
+    #[error("{0} runs wait for the run before them, and no more may")]
+    Crowded(usize),
     #[error("the resident sandboxes are being taken away")]
     Closed,
     #[error("it was cancelled while it waited")]
@@ -195,16 +200,39 @@ impl Residents {
         order: Order,
     ) -> Result<Prepared, Unclaimed> {
         check(&order)?;
-        let mut held = self.enter(cancel, key).await?;
+        let entered = self.enter(cancel, key).await?;
+        Box::pin(self.claim_entered(cancel, entered, key, order)).await
+    }
+
+    /// The same, for whoever has entered already.
+    ///
+    /// # Errors
+    /// As [`Residents::claim`].
+    pub async fn claim_entered(
+        &self,
+        cancel: &CancellationToken,
+        Entered(mut held): Entered,
+        key: &Key,
+        order: Order,
+    ) -> Result<Prepared, Unclaimed> {
+        check(&order)?;
+        self.clean(&mut held).await?;
+        let users = order.users();
+        if held.as_ref().is_some_and(|stay| !users.contains(stay.home.uid())) {
+            leave(&mut held).await;
+        }
         let Order { mut config, mut spec, agent, target, run_dir, driver, seats, .. } = order;
         let had = held.as_ref().map(|stay| Arc::clone(&stay.home));
         let tenant = key.tenant(target.as_ref().map(Target::line));
-        let home = self.home(key, tenant, had).await?;
+        let home = self.home(key, tenant, had, users).await?;
+        spec.uid = home.uid();
         let path = home.workspace();
         let quota = Quota::new(path.clone(), spec.limits.max_workspace);
         if let Some(target) = &target {
             let (home, kept, target) = (Arc::clone(&home), key.kept.clone(), target.clone());
-            let fill = move || home.fill(&kept, |incoming| target.feed(incoming));
+            let (uid, max_workspace) = (home.uid(), spec.limits.max_workspace);
+            let feed = move |incoming: &_| target.feed(incoming, uid, max_workspace);
+            let fill = move || home.fill(&kept, feed);
             spawn_blocking(fill).await.context("the workspace was not filled")??;
         }
         if let Err(exceeded) = quota.check().await {
@@ -299,19 +327,31 @@ impl Residents {
         });
     }
 
-    /// Returns when the key is this run's, and nothing of another runs there.
-    async fn enter(&self, cancel: &CancellationToken, key: &Key) -> Result<Held, Unclaimed> {
+    /// Takes the key if no other run has it.
+    pub fn try_enter(&self, key: &Key) -> Option<Entered> {
+        self.room(key).try_lock_owned().ok().map(Entered)
+    }
+
+    /// Returns when the key is this run's.
+    ///
+    /// # Errors
+    /// Another run has it for too long, or `cancel` comes first.
+    pub async fn enter(&self, cancel: &CancellationToken, key: &Key) -> Result<Entered, Unclaimed> {
         let held = timeout(self.terms.wait, self.room(key).lock_owned());
         let held = cancel.run_until_cancelled(held).await.ok_or(Unclaimed::Cancelled)?;
-        let mut held = held.map_err(|_| Unclaimed::Busy(key.shown()))?;
+        held.map(Entered).map_err(|_| Unclaimed::Busy(key.shown()))
+    }
+
+    /// Returns when nothing of another run runs there.
+    async fn clean(&self, held: &mut Held) -> Result<(), Unclaimed> {
         if self.closed.is_cancelled() {
             return Err(Unclaimed::Closed);
         }
         // Of a run that was given up in its midst the program may run on, in the workspace that is to be filled.
         if held.as_ref().is_some_and(Stay::is_spoiled) {
-            leave(&mut held).await;
+            leave(held).await;
         }
-        Ok(held)
+        Ok(())
     }
 
     /// The key's, which nobody forgets as long as it is held.
@@ -320,6 +360,7 @@ impl Residents {
         key: &Key,
         tenant: Tenant,
         had: Option<Arc<Home>>,
+        users: UserRange,
     ) -> Result<Arc<Home>, Unclaimed> {
         if let Some(home) = had {
             home.label(&tenant).context("the workspace cannot be used")?;
@@ -329,7 +370,7 @@ impl Residents {
         let taking = async {
             loop {
                 let (place, name, tenant) = (place.clone(), name.clone(), tenant.clone());
-                let open = move || Home::open(&place, &name, &tenant);
+                let open = move || Home::open(&place, &name, &tenant, users);
                 let opened = spawn_blocking(open).await.context("there is no workspace")??;
                 match opened {
                     Some(home) => return anyhow::Ok(Arc::new(home)),

@@ -22,13 +22,14 @@ use super::gateway::Gateway;
 use super::quota::Quota;
 use super::{Inside, Order, Prepared, place};
 use crate::sandbox::spec::{Access, Limits, Mount, Root, Stamp, Workspace};
-use crate::sandbox::{self, Driver, Owner, RunSpec, Slot};
+use crate::sandbox::{self, Driver, Owner, RunSpec, Slot, UserRange};
 
 /// Slots of one kind, kept ready by [`Pool::keep`].
 pub struct Pool {
     kind: Kind,
     stock: Stock,
     run_dir: PathBuf,
+    uids: UserRange,
     ready: Mutex<VecDeque<Ready>>,
     /// To be taken away.
     spent: Mutex<Vec<Ready>>,
@@ -95,9 +96,9 @@ impl Pool {
     pub fn new(order: &Order, stock: Stock) -> Result<Self, Unclaimed> {
         let kind = Kind::of(order)?;
         order.check()?;
-        let run_dir = order.run_dir.clone();
+        let (run_dir, uids) = (order.run_dir.clone(), order.uids);
         let (ready, spent, changed) = (Mutex::default(), Mutex::default(), Notify::new());
-        Ok(Self { kind, stock, run_dir, ready, spent, changed })
+        Ok(Self { kind, stock, run_dir, uids, ready, spent, changed })
     }
 
     /// How many are ready.
@@ -146,6 +147,7 @@ impl Pool {
         let (mut config, mut spec) = (order.config.clone(), order.spec.clone());
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let name = Directory::create(&self.run_dir, &config.identity.run, &owner)?;
+        spec.uid = ready.directory.uid();
         place(&mut config, &mut spec, &ready.directory);
         spec.workspace = ready.workspace.clone();
         if let Some(agent) = &order.agent {
@@ -220,7 +222,7 @@ impl Pool {
         let Kind { driver, root, init, workspace, program, limits } = &self.kind;
         let owner = Owner::this().context("`/proc` cannot be read")?;
         let id = format!("slot-{}", Uuid::now_v7());
-        let directory = Directory::create(&self.run_dir, &id, &owner)?;
+        let directory = Directory::create_for(self.uids, &self.run_dir, &id, &owner)?;
         let workspace = match workspace {
             Workspace::Fresh => {
                 let path = directory.make_workspace()?;
@@ -234,6 +236,7 @@ impl Pool {
                 run: id.clone(),
                 root: root.clone(),
                 argv: vec![],
+                uid: directory.uid(),
                 env: [].into(),
                 limits: *limits,
                 grace: Duration::ZERO,

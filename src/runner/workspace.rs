@@ -19,8 +19,6 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use uuid::Uuid;
 
-use crate::sandbox::spec::UID;
-
 /// Why it is not there.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -34,14 +32,17 @@ pub(super) enum Error {
 #[derive(Debug)]
 pub(super) struct Writer {
     folder: OwnedFd,
+    uid: u32,
 }
 
 impl Writer {
+    /// What is written is for the sandbox's user, `uid`.
+    ///
     /// # Errors
     /// It cannot be opened, or not without following a symlink.
-    pub(super) fn open(workspace: &Path) -> Result<Self, Error> {
+    pub(super) fn open(workspace: &Path, uid: u32) -> Result<Self, Error> {
         let folder = openat2(CWD, workspace, FOLDER, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-        Ok(Self { folder: folder.map_err(|error| failed(workspace, error))? })
+        Ok(Self { folder: folder.map_err(|error| failed(workspace, error))?, uid })
     }
 
     /// Writes a file at `place`, which is a relative path, in place of what is there.
@@ -49,7 +50,7 @@ impl Writer {
     /// # Errors
     /// It cannot be written, or not without following a symlink.
     pub(super) fn put(&self, place: &Path, text: &str) -> Result<(), Error> {
-        self.within(place, |folder, name| replace(folder, name, text.as_bytes()))
+        self.within(place, |folder, name| replace(folder, name, text.as_bytes(), self.uid))
     }
 
     /// Writes a file where nothing is, and says whether it did.
@@ -59,7 +60,7 @@ impl Writer {
     pub(super) fn put_new(&self, place: &Path, text: &str) -> Result<bool, Error> {
         self.within(place, |folder, name| match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(false),
-            Err(Errno::NOENT) => replace(folder, name, text.as_bytes()).map(|()| true),
+            Err(Errno::NOENT) => replace(folder, name, text.as_bytes(), self.uid).map(|()| true),
             Err(error) => Err(error),
         })
     }
@@ -81,7 +82,7 @@ impl Writer {
         let (mut here, mut entered) = (PathBuf::new(), None);
         for name in names {
             here.push(name);
-            let folder = enter(entered.as_ref().unwrap_or(&self.folder), name);
+            let folder = enter(entered.as_ref().unwrap_or(&self.folder), name, self.uid);
             entered = Some(folder.map_err(|error| failed(&here, error))?);
         }
         here.push(file_name);
@@ -91,7 +92,7 @@ impl Writer {
 }
 
 /// Opens a folder, which is made where it is not there.
-fn enter(parent: &OwnedFd, name: &Path) -> Result<OwnedFd, Errno> {
+fn enter(parent: &OwnedFd, name: &Path, uid: u32) -> Result<OwnedFd, Errno> {
     let is_new = match mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
@@ -99,17 +100,17 @@ fn enter(parent: &OwnedFd, name: &Path) -> Result<OwnedFd, Errno> {
     };
     let folder = openat2(parent, name, FOLDER, Mode::empty(), RESOLVE)?;
     if is_new {
-        give_away(&folder, 0o755)?;
+        give_away(&folder, 0o755, uid)?;
     }
     Ok(folder)
 }
 
 /// Puts a new file where another may be, or a symlink, which is replaced and not followed.
-fn replace(folder: &OwnedFd, name: &Path, text: &[u8]) -> Result<(), Errno> {
+fn replace(folder: &OwnedFd, name: &Path, text: &[u8], uid: u32) -> Result<(), Errno> {
     let temporary = format!(".{}", Uuid::now_v7());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = openat2(folder, &temporary, flags, Mode::from_raw_mode(0o600), RESOLVE)?;
-    let written = give_away(&file, 0o644)
+    let written = give_away(&file, 0o644, uid)
         .and_then(|()| File::from(file).write_all(text).map_err(|error| errno(&error)))
         .and_then(|()| renameat(folder, &temporary, folder, name));
     written.inspect_err(|_| {
@@ -118,10 +119,10 @@ fn replace(folder: &OwnedFd, name: &Path, text: &[u8]) -> Result<(), Errno> {
 }
 
 /// Whoever may give files away gives this one to the sandbox's user.
-fn give_away(file: &OwnedFd, mode: u32) -> Result<(), Errno> {
+fn give_away(file: &OwnedFd, mode: u32, uid: u32) -> Result<(), Errno> {
     fchmod(file, Mode::from_raw_mode(mode))?;
     if geteuid().is_root() {
-        fchown(file, Some(Uid::from_raw(UID)), Some(Gid::from_raw(UID)))?;
+        fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)))?;
     }
     Ok(())
 }

@@ -13,13 +13,17 @@ mod network;
 mod payload;
 mod privilege;
 mod root;
+mod sealed;
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -150,7 +154,7 @@ fn task(order: &Order, name: &str) -> Result<Task, Error> {
     let cgroup = cgroup::may_be_set().is_ok().then(|| group_of(name, &order.stamp.run_dir));
     let is_rootless = !rustix::process::geteuid().is_root();
     let root = order.directory.join("root");
-    let programs = root::prepare(&order.spec.root, &root)?;
+    let programs = root::prepare(&order.spec.root, &root, order.spec.uid)?;
     let max_files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let place = oci::Place { root, programs, max_files, cgroup: cgroup.clone(), is_rootless };
     Ok(Task {
@@ -160,6 +164,16 @@ fn task(order: &Order, name: &str) -> Result<Task, Error> {
         cgroup,
         is_rootless,
     })
+}
+
+/// None where root makes the sandbox: its user may not write what is root's.
+async fn sealed_copy(program: &Path) -> io::Result<Option<Arc<File>>> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let program = program.to_owned();
+    let copied = tokio::task::spawn_blocking(move || sealed::copy(&program));
+    Ok(Some(copied.await??))
 }
 
 /// The helper, while it lives.
@@ -173,7 +187,11 @@ struct Helper {
 
 impl Helper {
     async fn start(program: &Path, task: &Task) -> Result<Self, Error> {
-        let cannot = |error: std::io::Error| Error::Embedded(format!("no helper: {error}"));
+        let cannot = |error: io::Error| Error::Embedded(format!("no helper: {error}"));
+        let copy = sealed_copy(program).await.map_err(cannot)?;
+        let in_memory =
+            copy.as_ref().map(|copy| format!("/proc/self/fd/{}", copy.as_raw_fd()).into());
+        let program: PathBuf = in_memory.unwrap_or_else(|| program.to_owned());
         let (ours, theirs) = StdStream::pair().map_err(cannot)?;
         ours.set_nonblocking(true).map_err(cannot)?;
         let mut command = Command::new(program);

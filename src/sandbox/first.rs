@@ -1,111 +1,136 @@
-//! Which file is the first process of a sandbox: `cogni-init`, wherever that is, or this program in its place.
+//! The first process of a sandbox: the `cogni-init` that this program carries, or a file that the operator names.
 
-use std::env;
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{self, Path, PathBuf};
 
-use super::spec::Root;
+use uuid::Uuid;
 
-/// What may stand there.
+/// The first process of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum First {
     /// Nothing of ours: the root brings a bridge of its own.
     #[default]
     None,
-    /// What somebody has named, in every root.
+    /// A file that the operator has named. Every root gets it.
     Given(PathBuf),
-    /// What was installed with this program.
-    Ours {
-        /// Where this machine's programs run.
-        here: PathBuf,
-        /// In every root, as it needs no library; there need not be one.
-        anywhere: Option<PathBuf>,
+    /// The `cogni-init` that this program carries. It is static, so every root can have it.
+    BuiltIn {
+        /// The directory that the file is written to when the first sandbox needs it. Container engines mount it from there.
+        directory: PathBuf,
     },
 }
 
-/// There is none for such a root.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// `cogni-init` cannot be written to the directory that sandboxes get it from.
+#[derive(Debug, thiserror::Error)]
 #[error(
-    "`{}` needs libraries of this machine, which another root may not have; make a static cogni-init with `docker/init`, and say with `--init` where it is, or `--init none` for a root with a bridge of its own",
-    .0.display()
+    "`{}` cannot be written: {source}; name a directory that can be, or a cogni-init of your own with `--init`",
+    path.display()
 )]
-pub struct NotStatic(pub PathBuf);
+pub struct InstallError {
+    path: PathBuf,
+    source: io::Error,
+}
 
 impl First {
-    /// `cogni-init` beside this program, or this program, which is the same by that name.
+    /// Returns the file that a sandbox mounts, and writes it first where it is not there yet.
     ///
     /// # Errors
-    /// This program has no path.
-    pub fn ours() -> io::Result<Self> {
-        let this = env::current_exe()?;
-        let beside = this.with_file_name("cogni-init");
-        let both = [&beside, &this].into_iter().filter(|path| path.is_file());
-        let here = both.clone().next().unwrap_or(&this).clone();
-        let anywhere = { both }.find(|path| is_static(path).unwrap_or(false)).cloned();
-        Ok(Self::Ours { here, anywhere })
-    }
-
-    /// The file, for a sandbox with this root.
-    ///
-    /// # Errors
-    /// There is none that would run there.
-    pub fn file(&self, root: &Root) -> Result<Option<&Path>, NotStatic> {
-        match (self, root) {
-            (Self::None, _) => Ok(None),
-            (Self::Given(path), _) | (Self::Ours { here: path, .. }, Root::Host) => Ok(Some(path)),
-            (Self::Ours { here, anywhere }, _) => match anywhere {
-                Some(path) => Ok(Some(path)),
-                None => Err(NotStatic(here.clone())),
-            },
+    /// The directory of a built-in `cogni-init` cannot be written.
+    pub fn file(&self) -> Result<Option<PathBuf>, InstallError> {
+        match self {
+            Self::None => Ok(None),
+            Self::Given(path) => Ok(Some(path.clone())),
+            Self::BuiltIn { directory } => {
+                // A container engine mounts by absolute paths only.
+                let path = path::absolute(directory.join(FILE_NAME));
+                let path =
+                    path.map_err(|source| InstallError { path: directory.clone(), source })?;
+                match install(&path) {
+                    Ok(()) => Ok(Some(path)),
+                    Err(source) => Err(InstallError { path, source }),
+                }
+            }
         }
     }
 }
 
-/// Whether a program of this machine's kind names no loader (ELF-64, little-endian).
-fn is_static(path: &Path) -> io::Result<bool> {
-    let file = File::open(path)?;
-    let mut head = [0; 64];
-    file.read_exact_at(&mut head, 0)?;
-    if !head.starts_with(b"\x7fELF") {
-        return Ok(false);
+/// Makes sure that the built-in `cogni-init` is at this path.
+fn install(path: &Path) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    // Like a run's directory: other users pass through it, and see nothing.
+    DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    if !is_private(directory)? {
+        return Err(io::Error::other("other users can write to the directory"));
     }
-    let table = u64::from_le_bytes(head[0x20..0x28].try_into().expect("eight bytes"));
-    let [size, count] = [0x36, 0x38].map(|at| u16::from_le_bytes([head[at], head[at + 1]]));
-    for index in 0..count {
-        let mut kind = [0; 4];
-        file.read_exact_at(&mut kind, table + u64::from(index) * u64::from(size))?;
-        if u32::from_le_bytes(kind) == INTERPRETER {
-            return Ok(false);
-        }
+    match is_private(path) {
+        Ok(true) if fs::metadata(path)?.len() == COGNI_INIT.len() as u64 => Ok(()),
+        _ => write_program(path, COGNI_INIT),
     }
-    Ok(true)
 }
 
-/// `PT_INTERP` (elf(5)).
-const INTERPRETER: u32 = 3;
+/// Whether root or this process's user owns the file, and no other user can write to it.
+fn is_private(path: &Path) -> io::Result<bool> {
+    let found = fs::metadata(path)?;
+    let owners = [0, rustix::process::geteuid().as_raw()];
+    Ok(owners.contains(&found.uid()) && found.mode() & 0o022 == 0)
+}
+
+/// Writes a program in one step: a file of this name is whole at any time, also while sandboxes execute it.
+///
+/// # Errors
+/// The directory is not there or cannot be written.
+pub fn write_program(path: &Path, program: &[u8]) -> io::Result<()> {
+    // Two runs may need the program at the same moment: each writes a partial file of its own.
+    let mut partial = path.to_owned().into_os_string();
+    partial.push(format!(".{}", Uuid::now_v7()));
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o755)
+        .open(&partial)
+        .and_then(|mut file| {
+            // The agent's user executes the file, whatever the umask of this process is.
+            file.set_permissions(Permissions::from_mode(0o755))?;
+            file.write_all(program)
+        })
+        .and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+/// The name says the version: runs of two versions of this program share a state directory.
+const FILE_NAME: &str = concat!("cogni-init-", env!("COGNI_INIT_DIGEST"));
+
+/// The static program that `docker/cogni-init/embed.rs` has built.
+pub const COGNI_INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cogni-init"));
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]
-    fn a_program_with_a_loader_is_not_static() {
-        assert!(!is_static(&env::current_exe().expect("a path")).expect("it can be read"));
-        assert!(!is_static(Path::new(file!())).unwrap_or(false));
-    }
-
-    #[test]
-    fn another_root_has_what_runs_anywhere() {
-        let (here, anywhere) = (PathBuf::from("/here"), PathBuf::from("/anywhere"));
-        let image = Root::Image("sha256:0".to_owned());
-        let ours = First::Ours { here: here.clone(), anywhere: Some(anywhere.clone()) };
-        assert_eq!(ours.file(&Root::Host), Ok(Some(&*here)));
-        assert_eq!(ours.file(&image), Ok(Some(&*anywhere)));
-        let ours = First::Ours { here: here.clone(), anywhere: None };
-        assert_eq!(ours.file(&image), Err(NotStatic(here)));
-        assert_eq!(First::Given(anywhere.clone()).file(&image), Ok(Some(&*anywhere)));
-        assert_eq!(First::None.file(&image), Ok(None));
+    fn runs_that_need_the_program_at_the_same_moment_all_get_it_whole() {
+        let state = tempfile::tempdir().expect("there is a place for it");
+        for round in 0..20 {
+            let directory = state.path().join(round.to_string());
+            let first = First::BuiltIn { directory: directory.clone() };
+            thread::scope(|threads| {
+                for _ in 0..16 {
+                    threads.spawn(|| {
+                        let file = first.file().expect("the directory can be written");
+                        let file = file.expect("a built-in program has a file");
+                        assert_eq!(fs::read(file).expect("it is there"), COGNI_INIT);
+                    });
+                }
+            });
+            let left = fs::read_dir(&directory).expect("the directory is there").count();
+            assert_eq!(left, 1, "a partial file is left");
+        }
     }
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf, absolute};
 
 use rustix::process::{getegid, geteuid};
 
-use super::Error;
-use super::spec::{Access, GID, Root, RunSpec, UID, Workspace};
+use super::spec::{Access, Root, RunSpec, UID, Workspace};
+use super::{Error, UserRange};
 
-/// Checks every path of `spec` that is somebody else's than ours.
+/// Checks every path of `spec` that is somebody else's than ours, for a sandbox with one of these users.
 ///
 /// What is found stays so until it is mounted: from its root down, no sandbox may write where it could be turned
 /// elsewhere.
@@ -18,13 +18,18 @@ use super::spec::{Access, GID, Root, RunSpec, UID, Workspace};
 /// # Errors
 /// The first that is not absolute, not there, leads through a symlink, is not below one of `roots`, is what no sandbox
 /// may see, shows one of `ours`, or does not let the sandbox's user in.
-pub fn check(spec: &RunSpec, roots: &[PathBuf], ours: &[PathBuf]) -> Result<(), Error> {
+pub fn check(
+    spec: &RunSpec,
+    users: UserRange,
+    roots: &[PathBuf],
+    ours: &[PathBuf],
+) -> Result<(), Error> {
     let judge = |path: &Path, user| {
         judge(path, roots, user)?;
         shows_none(path, ours)
     };
     let wrong = |path: &Path, why| Error::HostPath { path: path.to_owned(), why };
-    let user = User::of(&spec.root);
+    let user = User::of(&spec.root, users);
     if let Root::Directory(path) = &spec.root {
         judge(path, user).map_err(|why| wrong(path, why))?;
     }
@@ -67,9 +72,9 @@ fn judge(path: &Path, roots: &[PathBuf], user: User) -> Result<(), String> {
     for (entry, directory) in steps.take_while(|(_, directory)| directory.starts_with(&root)) {
         if user.may_turn(entry, directory).map_err(|error| error.to_string())? {
             return Err(format!(
-                "a sandbox may write to `{}`, and turn it elsewhere; keep it where user {} may not write",
+                "a sandbox may write to `{}`, and turn it elsewhere; keep it where no sandbox's user ({}, {UID}) may write",
                 directory.display(),
-                user.uid
+                user.range
             ));
         }
     }
@@ -100,35 +105,46 @@ fn real(path: &Path) -> PathBuf {
     }
 }
 
-/// The sandbox's user, as this machine sees it.
+/// The users that the sandbox may have, as this machine sees them.
 #[derive(Clone, Copy)]
 struct User {
-    uid: u32,
-    gid: u32,
+    range: UserRange,
+    /// The group, where it is another than the user's.
+    gid: Option<u32>,
 }
 
 impl User {
     /// A container that somebody else than root has made of this machine's programs is that user's here.
-    fn of(root: &Root) -> Self {
+    fn of(root: &Root, users: UserRange) -> Self {
         let (uid, gid) = (geteuid(), getegid());
-        match root {
-            Root::Host | Root::Directory(_) if !uid.is_root() => {
-                Self { uid: uid.as_raw(), gid: gid.as_raw() }
+        let is_own = matches!(root, Root::Host | Root::Directory(_));
+        match uid.is_root() {
+            true => Self { range: users, gid: None },
+            false if is_own => {
+                Self { range: UserRange::one(uid.as_raw()), gid: Some(gid.as_raw()) }
             }
-            Root::Host | Root::Directory(_) | Root::Image(_) => Self { uid: UID, gid: GID },
+            false => Self { range: UserRange::SHARED, gid: None },
         }
     }
 
-    /// Whether a sandbox that is given the directory could put something else in the place of its entry.
+    /// Whether a sandbox that is given the directory could put something else in the place of its entry: this sandbox, or
+    /// another one that has the directory, too.
     fn may_turn(self, entry: &Path, directory: &Path) -> io::Result<bool> {
         // Where all of this is the runner's own user's, there is nobody to keep out.
-        if geteuid().as_raw() == self.uid {
+        if self.range.single() == Some(geteuid().as_raw()) {
             return Ok(false);
         }
         let (directory, entry) = (fs::symlink_metadata(directory)?, fs::symlink_metadata(entry)?);
         let is_sticky = directory.mode() & STICKY != 0;
-        let is_kept = is_sticky && entry.uid() != self.uid;
-        Ok(directory.uid() == self.uid || (self.may(&directory, WRITE) && !is_kept))
+        let is_kept = is_sticky && !self.is_sandboxes(entry.uid());
+        let by_group = self.is_sandboxes(directory.gid()) && directory.mode() >> 3 & WRITE != 0;
+        let by_all = directory.mode() & WRITE != 0;
+        Ok(self.is_sandboxes(directory.uid()) || ((by_group || by_all) && !is_kept))
+    }
+
+    /// Whether a sandbox may have this user, or group.
+    fn is_sandboxes(self, id: u32) -> bool {
+        self.range.contains(id) || self.gid.map_or(id == UID, |gid| gid == id)
     }
 
     /// Whether it may do with the path what it is given for. An access list may say more than a mode.
@@ -143,15 +159,22 @@ impl User {
         if self.may(&found, wanted) || has_list() {
             return Ok(());
         }
-        let uid = self.uid;
-        Err(format!(
-            "user {uid}, which the sandbox runs as, may not {to} there; `chown {uid}` it, or change its mode"
-        ))
+        Err(match self.range.single() {
+            Some(uid) => format!(
+                "user {uid}, which the sandbox runs as, may not {to} there; `chown {uid}` it, or change its mode"
+            ),
+            None => format!(
+                "the sandbox's user, one of {}, may not {to} there; let all users {to} there by its mode",
+                self.range
+            ),
+        })
     }
 
     /// Whether it has all of these permissions, by the mode alone.
     fn may(self, found: &Metadata, wanted: u32) -> bool {
-        let shift = match (found.uid() == self.uid, found.gid() == self.gid) {
+        // Of several users, the sandbox's own is not known yet.
+        let own = self.range.single();
+        let shift = match (own == Some(found.uid()), self.gid.or(own) == Some(found.gid())) {
             (true, _) => 6,
             (false, true) => 3,
             (false, false) => 0,

@@ -6,7 +6,7 @@ pub mod engine;
 mod landlock;
 pub mod machine;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -33,8 +33,12 @@ pub struct Facts {
     /// What sandboxes have as their first process.
     pub init: First,
     pub run_dir: PathBuf,
-    /// What a user may have of inotify; all sandboxes have one user.
+    /// What a user may have of inotify; a sandbox has a user of its own.
     pub inotify_instances: Option<u64>,
+    /// What else the kernel lets a user have, by the name of its limit; a limit that the kernel does not have is left out.
+    pub user_limits: BTreeMap<&'static str, u64>,
+    /// What becomes of the memory of a program that crashes (core(5)).
+    pub core_pattern: Option<String>,
     /// Bytes that are free where runs have their directories.
     pub free: Option<u64>,
 }
@@ -168,19 +172,58 @@ fn machine_findings(facts: &Facts) -> Vec<Finding> {
         ),
     };
     let all = vec![ok("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock];
-    all.into_iter().chain(facts.inotify_instances.map(inotify)).collect()
+    let of_a_user = facts.inotify_instances.map(inotify).into_iter().chain(user_limits(facts));
+    let core = facts.core_pattern.as_deref().map(core_dumps);
+    all.into_iter().chain(of_a_user).chain(core).collect()
 }
 
 fn inotify(instances: u64) -> Finding {
-    let found = format!("{instances} instances for all sandboxes together");
+    let found = format!("{instances} instances for a sandbox");
     if instances < INSTANCES {
         warn(
             "inotify",
             found,
-            "`sysctl fs.inotify.max_user_instances=8192`: one sandbox may take all, and leave none to the others",
+            "`sysctl fs.inotify.max_user_instances=8192`: agents that watch files need some; with one user for all sandboxes, one of them may take all",
         )
     } else {
         ok("inotify", found)
+    }
+}
+
+/// None where the kernel says nothing of any.
+fn user_limits(facts: &Facts) -> Option<Finding> {
+    const NAME: &str = "limits of a user";
+    let least =
+        |name: &str| LEAST.iter().find(|(known, _)| *known == name).map(|(_, least)| *least);
+    let limits = facts.user_limits.iter();
+    let low = limits.filter_map(|(name, found)| {
+        least(name).filter(|least| found < least).map(|least| (name, found, least))
+    });
+    let low: Vec<_> =
+        low.map(|(name, found, least)| format!("{name} is {found}, below {least}")).collect();
+    if facts.user_limits.is_empty() {
+        None
+    } else if low.is_empty() {
+        Some(ok(NAME, "enough for a sandbox"))
+    } else {
+        Some(warn(
+            NAME,
+            list(low),
+            "raise them with `sysctl`, and processes with `ulimit -u` or `LimitNPROC=`: a sandbox may not start, or its programs fail",
+        ))
+    }
+}
+
+/// A limit of none does not keep the kernel from a program that reads the memory from a pipe.
+fn core_dumps(pattern: &str) -> Finding {
+    const NAME: &str = "core dumps";
+    match pattern.strip_prefix('|') {
+        None => ok(NAME, "files, of which a sandbox writes none"),
+        Some(program) => warn(
+            NAME,
+            format!("are piped to `{}`", program.trim()),
+            "`sysctl kernel.core_pattern=core`: the kernel starts that program as root for each crash in a sandbox, outside of its limits, and it reads what the sandbox chose",
+        ),
     }
 }
 
@@ -270,14 +313,10 @@ fn tool_findings(facts: &Facts) -> Vec<Finding> {
         ok("podman", format!("answers at {}; name it with `--docker-socket`", socket.display()))
     });
     let init = match &facts.init {
-        First::Given(path) | First::Ours { anywhere: Some(path), .. } => {
-            ok("cogni-init", path.display().to_string())
+        First::Given(path) => ok("cogni-init", path.display().to_string()),
+        First::BuiltIn { directory } => {
+            ok("cogni-init", format!("built in; sandboxes get it from {}", directory.display()))
         }
-        First::Ours { here, anywhere: None } => warn(
-            "cogni-init",
-            format!("{} needs libraries of this machine, so images cannot have it", here.display()),
-            "for images, make a static one with `docker/init`, and name it with `--init`",
-        ),
         First::None => warn("cogni-init", "none", "images need a bridge of their own"),
     };
     let git = match facts.git.as_deref() {
@@ -351,8 +390,22 @@ const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 /// Older ones have holes that the relay relies on being closed.
 const OLDEST_GIT: [u32; 3] = [2, 47, 3];
 
-/// The kernel's own first limit is 128, of which a single agent with a few watchers leaves little.
-const INSTANCES: u64 = 1024;
+/// The kernel's own first limit.
+const INSTANCES: u64 = 128;
+
+/// What else a sandbox needs of its user: no less than the kernel's own first limits, or a fraction of those that grow with
+/// a machine's memory. Processes are the sandbox's own limit, with its first ones.
+pub(crate) const LEAST: [(&str, u64); 6] = [
+    ("fs.epoll.max_user_watches", 16_384),
+    ("fs.inotify.max_user_watches", 8192),
+    ("fs.mqueue.queues_max", 16),
+    ("fs.pipe-user-pages-soft", 1024),
+    ("kernel.keys.maxkeys", 200),
+    (PROCESSES, 512),
+];
+
+/// A limit of a process, which it hands on.
+pub(crate) const PROCESSES: &str = "RLIMIT_NPROC";
 
 /// Less than this is no place for workspaces.
 const SPACE: u64 = 1 << 30;

@@ -191,7 +191,7 @@ mod tests {
     use crate::sandbox::{Owner, Sandbox, embedded};
 
     /// R7: what comes of a run after it was given up is not taken for what comes of the next.
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_status_that_comes_late_is_nobody_elses() {
         let (host, mut theirs) = UnixStream::pair().expect("made");
         let mut resident = Resident { slot: slot(host), is_ready: true };
@@ -233,6 +233,7 @@ mod tests {
             run: "run-late".to_owned(),
             root: Root::Host,
             argv: vec!["true".to_owned()],
+            uid: 1001,
             env: [].into(),
             limits: Limits::default(),
             grace: Duration::ZERO,

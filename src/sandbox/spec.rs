@@ -27,6 +27,8 @@ pub struct RunSpec {
     pub root: Root,
     /// Executed as it stands, without a shell. A slot has none, and is told in its [`claim`](RunSpec::claim).
     pub argv: Vec<String>,
+    /// The user inside, and on this machine where root makes the sandbox. Its group has the same number.
+    pub uid: u32,
     /// Wins over what every agent is given.
     pub env: BTreeMap<String, String>,
     pub limits: Limits,
@@ -244,10 +246,8 @@ pub(super) fn is_target(target: &Path) -> bool {
     target.is_absolute() && is_plain && !OWN_TARGETS.iter().any(meets)
 }
 
-/// The user inside. No name is needed for it in the image.
+/// The user that images know, and its group: for sandboxes that have no [user of their own](super::host_users).
 pub const UID: u32 = 1001;
-/// Its group.
-pub const GID: u32 = 1001;
 
 /// What an agent may call the kernel for, as Docker writes it.
 pub const SECCOMP: &str = include_str!("../../config/seccomp.json");

@@ -2,7 +2,7 @@
 //!
 //! An embeddings response is megabytes long and has its usage last, so the body is scanned as it
 //! passes: strings and inner values are skipped, the top-level `usage` is copied out, all else is
-//! forgotten. It is no validator: of what is not JSON it makes nothing, in bounded memory.
+//! forgotten. The texts of an answer are counted by their length, to hold a report against. It is no validator: of what is not JSON it makes nothing, in bounded memory.
 //!
 //! **Invariant:** what is found is the same however the body is split into frames.
 
@@ -26,6 +26,21 @@ pub(super) struct Body {
     key_length: usize,
     /// What came with earlier frames of the value of `usage`.
     usage: Vec<u8>,
+    answer: Answer,
+}
+
+/// The strings of a value that holds an answer: `choices`, `content` or `output`.
+#[derive(Debug, Default)]
+struct Answer {
+    /// Whether such a value is being read.
+    is_open: bool,
+    /// The first bytes of the string that was read last.
+    start: [u8; NAME],
+    length: u64,
+    /// A string has ended, and what follows it has not been seen: a colon makes it a key.
+    is_undecided: bool,
+    /// Whether the key that was read last has text under it.
+    is_text: bool,
 }
 
 /// Where in the top-level object the next byte is; nothing inside a value changes it.
@@ -63,6 +78,11 @@ impl Body {
                 at += self.skip_text(&bytes[at..]);
                 continue;
             }
+            if self.answer.is_undecided {
+                at += bytes[at..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+                let Some(&next) = bytes.get(at) else { break };
+                self.answer.decide(next, report);
+            }
             if self.depth > 1 {
                 at += plain(&bytes[at..]);
             }
@@ -90,6 +110,7 @@ impl Body {
                 if self.depth == 1 && self.place == Place::Key {
                     self.key_length = 0;
                 }
+                self.answer.length = 0;
             }
             b'{' | b'[' => {
                 if self.depth == 0 {
@@ -114,6 +135,7 @@ impl Body {
         if key == Some(b"error") && first != b'n' {
             report.hear_end(Finish::Errored);
         }
+        self.answer.is_open = matches!(&self.key, b"choic" | b"conte" | b"outpu");
         self.place = if key == Some(b"usage") { Place::Usage } else { Place::Value };
     }
 
@@ -133,6 +155,9 @@ impl Body {
         if is_key {
             let content = if self.text == Text::Outside { end } else { taken };
             self.keep_key(&bytes[..content]);
+        } else if self.answer.is_open {
+            let has_ended = self.text == Text::Outside;
+            self.answer.take(&bytes[..if has_ended { end } else { taken }], has_ended);
         }
         taken
     }
@@ -161,6 +186,33 @@ impl Body {
     }
 }
 
+impl Answer {
+    fn take(&mut self, bytes: &[u8], has_ended: bool) {
+        let from = usize::try_from(self.length).map_or(NAME, |length| length.min(NAME));
+        self.start[from..].iter_mut().zip(bytes).for_each(|(slot, byte)| *slot = *byte);
+        self.length += bytes.len() as u64;
+        self.is_undecided = has_ended;
+    }
+
+    /// Tells a key from a value by what follows it, and counts a value that is text.
+    fn decide(&mut self, next: u8, report: &mut Report) {
+        self.is_undecided = false;
+        if next != b':' {
+            if self.is_text {
+                report.hear_text(self.length);
+            }
+            return;
+        }
+        let length = usize::try_from(self.length).unwrap_or(usize::MAX);
+        self.is_text = matches!(
+            (self.start.get(..length.min(NAME)), length),
+            (Some(b"content" | b"text" | b"refusal" | b"input" | b"thinking"), _)
+                | (Some(b"argument"), 9)
+                | (Some(b"reasonin"), 9 | 17)
+        );
+    }
+}
+
 /// The length of what can be skipped inside a value: numbers above all. Looked at in pieces of a
 /// fixed size without a branch inside, which the compiler turns into vector instructions.
 fn plain(bytes: &[u8]) -> usize {
@@ -177,6 +229,9 @@ fn plain(bytes: &[u8]) -> usize {
 fn is_structure(byte: u8) -> bool {
     byte == b'"' || matches!(byte | 0x20, b'{' | b'}')
 }
+
+/// How much of a key in an answer is kept to know it by.
+const NAME: usize = 8;
 
 /// The length of both keys that matter.
 const KEY: usize = 5;

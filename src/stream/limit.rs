@@ -11,7 +11,6 @@
 mod chat;
 mod messages;
 mod responses;
-mod written;
 
 use std::fmt::{self, Formatter};
 use std::marker::PhantomData;
@@ -19,7 +18,7 @@ use std::marker::PhantomData;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use self::written::Written;
+use super::written::Written;
 use crate::budget::{Tokens, Usage};
 use crate::protocol::{Protocol, Route};
 
@@ -52,7 +51,6 @@ pub const OUTPUT_LIMIT_REACHED: &str = "output_limit_reached";
 #[derive(Debug)]
 pub(super) struct Limit {
     allowance: Allowance,
-    written: Written,
     progress: Progress,
     is_cut: bool,
 }
@@ -91,23 +89,23 @@ impl Limit {
             Protocol::Messages => Progress::Messages(messages::Message::default()),
             Protocol::Responses => Progress::Responses(responses::Response::default()),
         };
-        Self { allowance, written: Written::default(), progress, is_cut: false }
+        Self { allowance, progress, is_cut: false }
     }
 
-    /// Follows an event. Chat's have no name.
-    pub(super) fn hear(&mut self, name: &[u8], data: &[u8]) {
+    /// Follows an event, and counts what it writes. Chat's have no name.
+    pub(super) fn hear(&mut self, name: &[u8], data: &[u8], written: &mut Written) {
         match &mut self.progress {
-            Progress::Chat(answer) => answer.hear(data, &mut self.written),
-            Progress::Messages(message) => message.hear(name, data, &mut self.written),
-            Progress::Responses(response) => response.hear(name, data, &mut self.written),
+            Progress::Chat(answer) => answer.hear(data, written),
+            Progress::Messages(message) => message.hear(name, data, written),
+            Progress::Responses(response) => response.hear(name, data, written),
         }
     }
 
-    /// What ends the stream here, if it has outrun its allowance by what we have seen or by what the
-    /// upstream has `reported` so far.
-    pub(super) fn cut(&mut self, reported: Option<Usage>) -> Option<Vec<u8>> {
+    /// What ends the stream here, if it has outrun its allowance by what was `written` at least or by
+    /// what the upstream has `reported` so far.
+    pub(super) fn cut(&mut self, written: Tokens, reported: Option<Usage>) -> Option<Vec<u8>> {
         let output = reported.map_or(Tokens::ZERO, |usage| usage.output);
-        if self.written.at_least().max(output) <= self.allowance.output {
+        if written.max(output) <= self.allowance.output {
             return None;
         }
         let state = self.state();
@@ -124,10 +122,6 @@ impl Limit {
 
     pub(super) fn is_cut(&self) -> bool {
         self.is_cut
-    }
-
-    pub(super) fn estimate(&self) -> Tokens {
-        self.written.estimate()
     }
 
     fn state(&self) -> State {

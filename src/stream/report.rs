@@ -10,11 +10,13 @@ use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Finish;
+use super::delta::Pattern;
 use super::limit::{Allowance, Limit};
 use super::sse::Event;
 use super::tally::{Tally, object};
-use crate::budget::{Nanodollars, Tokens, Usage};
+use super::written::Written;
+use super::{Finish, delta};
+use crate::budget::{Nanodollars, Usage};
 use crate::protocol::{Protocol, Route};
 
 /// What has been heard so far.
@@ -23,6 +25,8 @@ pub(super) struct Report {
     route: Route,
     finish: Finish,
     tally: Tally,
+    written: Written,
+    pattern: Option<Box<Pattern>>,
     /// `None` where the output is not limited: then only few events are parsed.
     limit: Option<Box<Limit>>,
 }
@@ -37,7 +41,14 @@ pub(super) enum Heard {
 
 impl Report {
     pub(super) fn new(route: Route) -> Self {
-        Self { route, finish: Finish::Unfinished, tally: Tally::default(), limit: None }
+        Self {
+            route,
+            finish: Finish::Unfinished,
+            tally: Tally::default(),
+            written: Written::default(),
+            pattern: None,
+            limit: None,
+        }
     }
 
     /// See [`Limit::new`].
@@ -48,17 +59,25 @@ impl Report {
     /// What ends the stream after the event that was heard last, if that was one too many.
     pub(super) fn cut(&mut self) -> Option<Vec<u8>> {
         let limit = self.limit.as_mut()?;
-        limit.cut(self.tally.usage(self.route.protocol()))
+        limit.cut(self.written.at_least(), self.tally.usage(self.route.protocol()))
     }
 
     pub(super) fn is_cut(&self) -> bool {
         self.limit.as_ref().is_some_and(|limit| limit.is_cut())
     }
 
-    /// See [`Observer::output_estimate`](super::Observer::output_estimate); `None` where nobody
-    /// has counted.
-    pub(super) fn output_estimate(&self) -> Option<Tokens> {
-        self.limit.as_ref().map(|limit| limit.estimate())
+    pub(super) fn is_limited(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// The text that was seen.
+    pub(super) fn written(&self) -> &Written {
+        &self.written
+    }
+
+    /// Counts a text of a unary body by its length.
+    pub(super) fn hear_text(&mut self, length: u64) {
+        self.written.add_length(length);
     }
 
     pub(super) fn finish(&self) -> Finish {
@@ -83,13 +102,16 @@ impl Report {
     pub(super) fn hear(&mut self, event: &Event<'_>) -> Heard {
         match self.route.protocol() {
             Protocol::Chat => {
-                if let Some(limit) = &mut self.limit {
-                    limit.hear(b"", &event.data);
+                if self.hear_text_alone(event) {
+                    return Heard::Other;
                 }
-                self.hear_chunk(event)
+                let text = self.count_chunk(&event.data);
+                self.hear_chunk(event, text)
             }
             Protocol::Responses | Protocol::Messages => {
-                self.hear_named(event);
+                if !self.hear_text_alone(event) {
+                    self.hear_named(event);
+                }
                 Heard::Other
             }
         }
@@ -109,15 +131,35 @@ impl Report {
         self.hear_usage_text(usage.get().as_bytes())
     }
 
-    fn hear_chunk(&mut self, event: &Event<'_>) -> Heard {
+    /// Hears an event that differs in its text alone from one that said nothing else.
+    fn hear_text_alone(&mut self, event: &Event<'_>) -> bool {
+        let pattern = self.pattern.as_ref().filter(|_| self.limit.is_none());
+        let text = pattern.and_then(|pattern| pattern.text(event.name, &event.data));
+        text.is_some_and(|text| self.written.add_text(text))
+    }
+
+    /// Counts what a chunk writes; returns where its text begins, if it is one and nothing is limited.
+    fn count_chunk(&mut self, data: &[u8]) -> Option<usize> {
+        match &mut self.limit {
+            Some(limit) => {
+                limit.hear(b"", data, &mut self.written);
+                None
+            }
+            None if self.route == Route::Completions => {
+                delta::count(data, &TEXT, false, &mut self.written)
+            }
+            None => delta::count(data, &DELTA, false, &mut self.written),
+        }
+    }
+
+    fn hear_chunk(&mut self, event: &Event<'_>, text: Option<usize>) -> Heard {
         let data = &*event.data;
         if data == b"[DONE]" {
             self.hear_end(Finish::Terminated);
         } else if event.name == b"error" {
             self.hear_end(Finish::Errored);
-        } else if (has_value(data, &USAGE) || has_value(data, &ERROR))
-            && let Some(chunk) = object::<Payload<'_>>(data)
-        {
+        } else if has_value(data, &USAGE) || has_value(data, &ERROR) {
+            let Some(chunk) = object::<Payload<'_>>(data) else { return Heard::Other };
             if chunk.error.is_some() {
                 self.hear_end(Finish::Errored);
             }
@@ -125,6 +167,8 @@ impl Report {
             if is_usage && chunk.choices.is_some_and(is_empty_array) {
                 return Heard::UsageChunk;
             }
+        } else if let Some(start) = text {
+            self.pattern.get_or_insert_default().keep(event.name, data, start);
         }
         Heard::Other
     }
@@ -136,8 +180,9 @@ impl Report {
             b"" | b"message" => leading_type(data).or_else(|| any_type(data)),
             name => Some(name),
         };
-        if let Some(limit) = &mut self.limit {
-            limit.hear(name.unwrap_or_default(), data);
+        match &mut self.limit {
+            Some(limit) => limit.hear(name.unwrap_or_default(), data, &mut self.written),
+            None => self.count_named(event.name, name.unwrap_or_default(), data),
         }
         match name {
             // Whatever its data.
@@ -154,6 +199,31 @@ impl Report {
                 self.hear_payload(data, Finish::Unfinished);
             }
             Some(_) => (),
+        }
+    }
+
+    /// Counts what an event of Responses or Messages writes.
+    fn count_named(&mut self, event: &[u8], name: &[u8], data: &[u8]) {
+        match name {
+            // A summary is not what was written.
+            b"response.reasoning_summary_text.delta" => self.written.hide(),
+            b"content_block_start" => {
+                if THINKING.find(data).is_some() {
+                    self.written.hide();
+                }
+                delta::count(data, &BLOCK, true, &mut self.written);
+            }
+            b"response.output_item.added" if REASONING.find(data).is_some() => self.written.hide(),
+            b"content_block_delta" => {
+                if let Some(start) = delta::count(data, &DELTA, true, &mut self.written) {
+                    self.pattern.get_or_insert_default().keep(event, data, start);
+                }
+            }
+            // Their sequence numbers make each of them another.
+            name if name.ends_with(b".delta") => {
+                delta::count(data, &DELTA, true, &mut self.written);
+            }
+            _ => (),
         }
     }
 
@@ -250,4 +320,10 @@ fn any_type(json: &[u8]) -> Option<&[u8]> {
 
 /// Immutable, and costly enough to build that it pays to do so once.
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
+static BLOCK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content_block\""));
+static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"delta\""));
+static TEXT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"text\""));
+/// The types of blocks and items with reasoning in them.
+static THINKING: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("thinking\""));
+static REASONING: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"reasoning\""));
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));

@@ -19,7 +19,26 @@ pub(super) struct Tally {
     cache_write: Option<u64>,
     cache_write_1h: Option<u64>,
     reasoning: Option<u64>,
+    /// What few answers have.
+    rare: Option<Box<Rare>>,
     cost: Option<Nanodollars>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Rare {
+    audio_input: u64,
+    audio_output: u64,
+    /// What stands beside the counts and is billed as well.
+    extra: Extra,
+}
+
+/// The sum of passes that Anthropic leaves out of its own sums: compaction, above all.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extra {
+    input: u64,
+    output: u64,
+    cache_read: u64,
+    cache_write: u64,
 }
 
 impl Tally {
@@ -40,7 +59,13 @@ impl Tally {
                 counts.output_tokens_details,
             ),
         };
-        let cached = count(details(input_details).cached_tokens);
+        let (input_details, output_details) = (details(input_details), details(output_details));
+        let cached = count(input_details.cached_tokens);
+        self.read_rare(
+            some(input_details.audio_tokens),
+            some(output_details.audio_tokens),
+            counts.iterations.and_then(extra),
+        );
         replace(&mut self.input, count(input));
         replace(&mut self.output, count(output));
         replace(&mut self.cache_read, count(counts.cache_read_input_tokens).or(cached));
@@ -48,7 +73,7 @@ impl Tally {
         let writes = counts.cache_creation.and_then(|writes| object(writes.get().as_bytes()));
         let CacheCreation { ephemeral_1h_input_tokens } = writes.unwrap_or_default();
         replace(&mut self.cache_write_1h, count(ephemeral_1h_input_tokens));
-        replace(&mut self.reasoning, count(details(output_details).reasoning_tokens));
+        replace(&mut self.reasoning, count(output_details.reasoning_tokens));
         // In a Messages stream LiteLLM's figure leaves the input out.
         if protocol != Protocol::Messages {
             replace(&mut self.cost, counts.cost.and_then(|cost| Nanodollars::parse(cost.get())));
@@ -59,6 +84,8 @@ impl Tally {
     /// The counts as we have them: the input includes the cache, and no part is more than its whole.
     /// `None` where none has been reported.
     pub(super) fn usage(&self, protocol: Protocol) -> Option<Usage> {
+        let Rare { audio_input, audio_output, extra } =
+            self.rare.as_deref().copied().unwrap_or_default();
         let cache_read = self.cache_read.unwrap_or(0);
         let cache_write = self.cache_write.unwrap_or(0);
         let input = match (protocol, self.input, self.output) {
@@ -69,7 +96,10 @@ impl Tally {
             }
             (Protocol::Chat | Protocol::Responses, input, _) => input.unwrap_or(0),
         };
-        let output = self.output.unwrap_or(0);
+        let input = input.saturating_add(extra.input);
+        let output = self.output.unwrap_or(0).saturating_add(extra.output);
+        let cache_read = cache_read.saturating_add(extra.cache_read);
+        let cache_write = cache_write.saturating_add(extra.cache_write);
         let cache_read = cache_read.min(input);
         let cache_write = cache_write.min(input - cache_read);
         Some(Usage {
@@ -79,8 +109,20 @@ impl Tally {
             cache_write: Tokens(cache_write),
             cache_write_1h: Tokens(self.cache_write_1h.unwrap_or(0).min(cache_write)),
             reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
+            audio_input: Tokens(audio_input.min(input)),
+            audio_output: Tokens(audio_output.min(output)),
             source: Source::Provider,
         })
+    }
+
+    fn read_rare(&mut self, heard: Option<u64>, spoken: Option<u64>, extra: Option<Extra>) {
+        if heard.is_none() && spoken.is_none() && extra.is_none() {
+            return;
+        }
+        let rare = self.rare.get_or_insert_default();
+        rare.audio_input = heard.unwrap_or(rare.audio_input);
+        rare.audio_output = spoken.unwrap_or(rare.audio_output);
+        rare.extra = extra.unwrap_or(rare.extra);
     }
 
     pub(super) fn cost(&self) -> Option<Nanodollars> {
@@ -94,6 +136,30 @@ impl Tally {
     pub(super) fn forget_output(&mut self) {
         self.output = None;
     }
+}
+
+/// The sum of the passes that are not in the counts beside them. Those of type `message` are.
+fn extra(iterations: &RawValue) -> Option<Extra> {
+    let iterations: Vec<&RawValue> = serde_json::from_str(iterations.get()).ok()?;
+    let mut extra = Extra::default();
+    for pass in iterations.iter().filter_map(|pass| object::<Pass<'_>>(pass.get().as_bytes())) {
+        if pass.r#type.is_none_or(|kind| kind.get() == "\"message\"") {
+            continue;
+        }
+        let [input, output, read, write] = [
+            pass.input_tokens,
+            pass.output_tokens,
+            pass.cache_read_input_tokens,
+            pass.cache_creation_input_tokens,
+        ]
+        .map(|number| count(number).unwrap_or(0));
+        let whole = input.saturating_add(read).saturating_add(write);
+        extra.input = extra.input.saturating_add(whole);
+        extra.output = extra.output.saturating_add(output);
+        extra.cache_read = extra.cache_read.saturating_add(read);
+        extra.cache_write = extra.cache_write.saturating_add(write);
+    }
+    Some(extra)
 }
 
 /// Reads an object; serde alone would take an array for one, by position.
@@ -126,6 +192,8 @@ struct Counts<'a> {
     cache_creation_input_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     cache_creation: Option<&'a RawValue>,
+    #[serde(borrow)]
+    iterations: Option<&'a RawValue>,
     /// LiteLLM's own, in dollars.
     #[serde(borrow)]
     cost: Option<&'a RawValue>,
@@ -138,8 +206,26 @@ struct CacheCreation<'a> {
     ephemeral_1h_input_tokens: Option<&'a RawValue>,
 }
 
+/// One of the passes that Anthropic made for a call.
+#[derive(Deserialize)]
+struct Pass<'a> {
+    #[serde(borrow)]
+    r#type: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_read_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_creation_input_tokens: Option<&'a RawValue>,
+}
+
+#[expect(clippy::struct_field_names, reason = "they are the protocols' names")]
 #[derive(Default, Deserialize)]
 struct Details<'a> {
+    #[serde(borrow)]
+    audio_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     cached_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -152,6 +238,11 @@ fn details(details: Option<&RawValue>) -> Details<'_> {
 
 fn count(number: Option<&RawValue>) -> Option<u64> {
     number?.get().parse().ok()
+}
+
+/// A count other than zero: many providers report zeros of what they never have.
+fn some(number: Option<&RawValue>) -> Option<u64> {
+    count(number).filter(|count| *count > 0)
 }
 
 fn replace<T>(old: &mut Option<T>, new: Option<T>) {

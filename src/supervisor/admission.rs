@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::conduct::Failed;
 use super::{Shared, Supervisor, Wanted, ending};
-use crate::base::db;
+use crate::base::{db, disk};
 use crate::catalog;
+use crate::grant;
 use crate::journal::{Added, Feed, New};
 
 /// A run that was accepted, now or before.
@@ -40,12 +42,17 @@ pub enum Refused {
         "{0} runs of this grant are under way, and it may have no more at once; wait for one to end"
     )]
     GrantFull(u32),
+    #[error("{0}; an operator can discard some of it, with `cogni-gateway relay discard`")]
+    WorkspacesFull(String),
     #[error(transparent)]
     NoAgent(#[from] catalog::Unknown),
     #[error("{0}")]
     Invalid(String),
     #[error("the idempotency key was used for another run, `{0}`, which asked for something else")]
     Conflict(String),
+    /// Not the caller's fault.
+    #[error("the outbox cannot be read: {0}")]
+    Outbox(String),
     /// Not the caller's fault.
     #[error("the run cannot be written down")]
     Journal(#[from] db::Error),
@@ -58,10 +65,12 @@ impl Refused {
             Self::Draining => "draining",
             Self::Full(_) => "overloaded",
             Self::GrantFull(_) => "too_many_runs",
+            Self::WorkspacesFull(_) => "workspaces_full",
             Self::NoAgent(_) => "no_such_agent",
             Self::Invalid(_) => "invalid_request",
             Self::Conflict(_) => "idempotency_conflict",
-            Self::Journal(_) => "internal",
+            Self::Journal(error) if disk::is_full(error) => "storage_full",
+            Self::Outbox(_) | Self::Journal(_) => "internal",
         }
     }
 }
@@ -94,6 +103,7 @@ impl Supervisor {
         }
         let run = format!("run-{}", Uuid::now_v7());
         let model = self.0.check(&wanted, &run)?;
+        self.check_kept(&wanted, &run).await?;
         let places = Arc::clone(&self.0.places);
         let full = |_| Refused::Full(self.0.settings.max_runs);
         let place = places.try_acquire_owned().map_err(full)?;
@@ -119,6 +129,21 @@ impl Supervisor {
         }
     }
 
+    /// What earlier runs have left bounds how many may leave more.
+    async fn check_kept(&self, wanted: &Wanted, run: &str) -> Result<(), Refused> {
+        let Some(relay) = self.relay() else { return Ok(()) };
+        if !matches!(wanted.line(run), Ok(Some(_))) {
+            return Ok(());
+        }
+        let grant = wanted.grant.clone();
+        match spawn_blocking(move || relay.is_full(&grant)).await {
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some(why))) => Err(Refused::WorkspacesFull(why)),
+            Ok(Err(error)) => Err(Refused::Outbox(error.to_string())),
+            Err(error) => Err(Refused::Outbox(error.to_string())),
+        }
+    }
+
     /// The run that was asked for before, whether or not a new one could begin.
     async fn known(&self, wanted: &Wanted, key: &str) -> Result<Option<Started>, Refused> {
         match self.0.journal.keyed(&wanted.grant, key).await? {
@@ -135,15 +160,18 @@ impl Supervisor {
         self.0.tasks.spawn(async move {
             let turn = match place {
                 Some(place) => Turn::Begins(place),
-                None => shared.turn(&cancel).await,
+                None => shared.turn(&cancel, &wanted.grant).await,
             };
             match turn {
-                Turn::Begins(_place) => {
-                    Box::pin(shared.run_to_its_end(&wanted, &feed, cancel)).await;
+                Turn::Begins(place) => {
+                    Box::pin(shared.run_to_its_end(&wanted, &feed, cancel, place)).await;
                 }
                 Turn::Cancelled => {
                     let done = Err(Failed::Cancelled);
                     shared.end(&mut shared.bill(&feed), ending::of(done, &feed)).await;
+                }
+                Turn::Refused(why) => {
+                    shared.end(&mut shared.bill(&feed), ending::of(Err(why), &feed)).await;
                 }
                 Turn::Left => shared.journal.part(&feed),
             }
@@ -156,20 +184,31 @@ impl Supervisor {
 enum Turn {
     Begins(Place),
     Cancelled,
+    /// Its grant is worth nothing any more.
+    Refused(Failed),
     /// The process ends before it: the next one begins it.
     Left,
 }
 
 impl Shared {
-    async fn turn(&self, cancel: &CancellationToken) -> Turn {
+    async fn turn(&self, cancel: &CancellationToken, grant: &str) -> Turn {
         let places = Arc::clone(&self.places);
-        tokio::select! {
+        let turn = tokio::select! {
             biased;
             // It cancels every run, but those that have not begun are the next one's.
             () = self.leave.cancelled() => Turn::Left,
             () = cancel.cancelled() => Turn::Cancelled,
             () = self.draining.cancelled() => Turn::Left,
             place = places.acquire_owned() => place.map_or(Turn::Left, Turn::Begins),
+        };
+        // Whoever accepted the run checked its grant; it may have been revoked while the run waited.
+        match turn {
+            Turn::Begins(place) => match self.grants.check_id(grant).await {
+                Ok(()) => Turn::Begins(place),
+                Err(grant::Error::Denied(denied)) => Turn::Refused(Failed::Grant(denied)),
+                Err(error) => Turn::Refused(Failed::Internal(error.into())),
+            },
+            turn => turn,
         }
     }
 

@@ -106,7 +106,7 @@ impl Bill {
         };
         let (reader, read) = spawn_blocking(read).await?;
         self.reader = Some(reader);
-        self.read.extend(read?);
+        self.read.extend(read?.into_iter().filter(Fact::can_cost));
         Ok(())
     }
 }

@@ -11,15 +11,19 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::admission::Place;
 use super::bill::Bill;
 use super::script::Script;
 use super::wanted::Line;
 use super::{Shared, Wanted, ending};
+use crate::app::Closing;
 use crate::catalog::Entry;
+use crate::grant::Denied;
 use crate::journal::{Ended, Feed, Kind};
+use crate::relay;
 use crate::runner::delivery::{Relayed, Target};
-use crate::runner::residents::Unclaimed;
-use crate::runner::{ErrorCode, Order, Prepared, Reins, RunResult};
+use crate::runner::residents::{Entered, Key, Unclaimed};
+use crate::runner::{ErrorCode, Order, Prepared, Reins, RunResult, slots};
 use crate::sandbox::output::{Output, Stream};
 
 /// Why there is no result.
@@ -27,8 +31,12 @@ use crate::sandbox::output::{Output, Stream};
 pub(super) enum Failed {
     #[error("it was cancelled before it began")]
     Cancelled,
+    #[error("it was cancelled before it began: {0}")]
+    Grant(Denied),
     #[error("the branch cannot be worked on: {0:#}")]
     Branch(anyhow::Error),
+    #[error("{0:#}")]
+    Large(anyhow::Error),
     #[error("there is no sandbox for it: {0}")]
     Busy(Unclaimed),
     #[error("{0:#}")]
@@ -39,14 +47,35 @@ pub(super) enum Failed {
 }
 
 impl Failed {
+    /// Why a run cannot be prepared. How large a repository is, is no fault of ours.
+    fn of(error: anyhow::Error) -> Self {
+        match error.downcast_ref() {
+            Some(relay::Error::Large { .. }) => Self::Large(error),
+            _ => Self::Internal(error),
+        }
+    }
+
     /// As a result's.
     pub(super) fn code(&self) -> &'static str {
         match self {
             Self::Cancelled => ErrorCode::Cancelled.as_str(),
+            Self::Grant(_) => "grant_revoked",
             Self::Branch(_) => "branch_unavailable",
-            Self::Busy(Unclaimed::NoRoom { .. }) => ErrorCode::WorkspaceFull.as_str(),
+            Self::Large(_) | Self::Busy(Unclaimed::NoRoom { .. }) => {
+                ErrorCode::WorkspaceFull.as_str()
+            }
             Self::Busy(_) => "sandbox_busy",
             Self::Internal(_) | Self::Panicked => ErrorCode::Internal.as_str(),
+        }
+    }
+}
+
+impl From<Unclaimed> for Failed {
+    fn from(unclaimed: Unclaimed) -> Self {
+        match unclaimed {
+            Unclaimed::Order(error) => Self::of(error),
+            Unclaimed::Cancelled => Self::Cancelled,
+            busy => Self::Busy(busy),
         }
     }
 }
@@ -58,12 +87,14 @@ impl Shared {
         wanted: &Wanted,
         feed: &Feed,
         cancel: CancellationToken,
+        place: Place,
     ) {
-        let mut bill = self.bill(feed);
+        let (mut bill, mut place) = (self.bill(feed), Some(place));
         let run = async {
             let (metrics, begun) = (self.seats.metrics(), Instant::now());
             let live = metrics.sandbox_started(&wanted.agent);
-            let run = AssertUnwindSafe(Box::pin(self.try_run(wanted, &mut bill, cancel)));
+            let run = self.try_run(wanted, &mut bill, cancel, &mut place);
+            let run = AssertUnwindSafe(Box::pin(run));
             let mut done = run.catch_unwind().await.unwrap_or(Err(Failed::Panicked));
             if done.is_err() {
                 self.close_left(feed.run()).await;
@@ -91,10 +122,11 @@ impl Shared {
 
     /// After a fault: the calls that are under way are settled, and the log is closed, as at any other end.
     async fn close_left(&self, run: &str) {
+        let runs = self.seats.runs();
         let closed = async {
-            // What is not open never was, or somebody is at it already.
-            let _ = self.seats.runs().close(run).await;
-            while self.has_open_log(run).await {
+            // A run that is not open never was, or is being closed already.
+            let _ = runs.close(run).await;
+            while runs.closing(run) == Some(Closing::Draining) {
                 tokio::time::sleep(FIRST_PAUSE).await;
             }
         };
@@ -118,6 +150,7 @@ impl Shared {
         wanted: &Wanted,
         bill: &mut Bill,
         cancel: CancellationToken,
+        place: &mut Option<Place>,
     ) -> Result<RunResult, Failed> {
         let feed = bill.feed().clone();
         let run = feed.run();
@@ -142,7 +175,7 @@ impl Shared {
         if cancel.is_cancelled() {
             return Err(Failed::Cancelled);
         }
-        let prepared = Box::pin(self.prepare(order, wanted, (&entry, &cancel))).await?;
+        let prepared = Box::pin(self.prepare(order, wanted, (&entry, &cancel), place)).await?;
         let mut result = self.follow(prepared, &entry, bill, cancel).await;
         result.relay = result.relay.or_else(|| wanted.skipped(line.as_ref()));
         self.count(driver, &result);
@@ -159,7 +192,8 @@ impl Shared {
             leave.run_until_cancelled(begin).await
         };
         let target = self.tasks.carry(begin).await.context(NOT_AWAITED)??;
-        Ok(target.with_pull_request(wanted.branch.pull_request).by(entry))
+        let target = target.with_pull_request(wanted.branch.pull_request);
+        Ok(target.of_grant(&wanted.grant).by(entry))
     }
 
     /// Binds its socket and fills its workspace; where its agent lives on, in the sandbox of its branch.
@@ -168,19 +202,19 @@ impl Shared {
         mut order: Order,
         wanted: &Wanted,
         (entry, cancel): (&Entry, &CancellationToken),
+        place: &mut Option<Place>,
     ) -> Result<Prepared, Failed> {
         order.seats = Some(self.seats.clone());
         if let Some(key) = wanted.resident(entry) {
-            let claimed = self.residents.claim_until(cancel, &key, order).boxed().await;
-            return claimed.map_err(|unclaimed| match unclaimed {
-                Unclaimed::Order(error) => Failed::Internal(error),
-                Unclaimed::Cancelled => Failed::Cancelled,
-                busy => Failed::Busy(busy),
-            });
+            let entered = self.enter(&key, cancel, place).await?;
+            let claimed = self.residents.claim_entered(cancel, entered, &key, order).boxed().await;
+            return claimed.map_err(Failed::from);
         }
         let slots = self.stock.of(&entry.name);
         let prepare = move || match slots.map(|slots| slots.claim(order.clone())) {
             Some(Ok(prepared)) => Ok(prepared),
+            // A sandbox of its own would fail for the same reason, or for what the claim has left.
+            Some(Err(slots::Unclaimed::Order(error))) => Err(error),
             Some(Err(unclaimed)) => {
                 tracing::debug!(run = order.spec.run, %unclaimed, "the run has no slot");
                 Prepared::new(order)
@@ -188,7 +222,30 @@ impl Shared {
             None => Prepared::new(order),
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
-        Ok(prepared.map_err(anyhow::Error::from)??)
+        prepared.map_err(anyhow::Error::from)?.map_err(Failed::of)
+    }
+
+    /// Waits for the run before it without a place among the runs: other runs need not wait for that. There are as many
+    /// places for those that wait.
+    async fn enter(
+        &self,
+        key: &Key,
+        cancel: &CancellationToken,
+        place: &mut Option<Place>,
+    ) -> Result<Entered, Failed> {
+        if let Some(entered) = self.residents.try_enter(key) {
+            return Ok(entered);
+        }
+        let most = self.settings.max_runs;
+        let _waits =
+            self.waits.try_acquire().map_err(|_| Failed::Busy(Unclaimed::Crowded(most)))?;
+        *place = None;
+        let entered = self.residents.enter(cancel, key).await?;
+        // Whoever has a place never waits for a key, so that one becomes free.
+        let again = Arc::clone(&self.places).acquire_owned();
+        let again = cancel.run_until_cancelled(again).await.ok_or(Failed::Cancelled)?;
+        *place = Some(again.context("the places are gone")?);
+        Ok(entered)
     }
 
     async fn follow(
@@ -235,13 +292,20 @@ impl Shared {
         }
     }
 
-    /// What cannot be written is tried again: nobody else will end it, but the next process when this one is not to wait
-    /// any longer.
-    pub(super) async fn end(&self, bill: &mut Bill, ended: Ended) {
+    /// What cannot be written is tried again, first the end of the audit log: nobody else will end it, but the next process
+    /// when this one is not to wait any longer.
+    pub(super) async fn end(&self, bill: &mut Bill, mut ended: Ended) {
         let run = bill.feed().run().to_owned();
-        let ended = Ended { log: self.seal(&run).await, ..ended };
-        let mut pause = FIRST_PAUSE;
-        while let Err(error) = self.try_end(bill, &ended).await {
+        let (mut pause, mut is_sealed) = (FIRST_PAUSE, false);
+        loop {
+            let tried = async {
+                if !is_sealed {
+                    ended.log = Box::pin(self.seal(&run)).await?;
+                    is_sealed = true;
+                }
+                self.try_end(bill, &ended).await
+            };
+            let Err(error) = tried.await else { return };
             tracing::error!(run, "cannot write down how a run has ended: {error:#}");
             if self.leave.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 tracing::warn!(run, "its end is left to the next process");

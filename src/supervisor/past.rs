@@ -34,7 +34,14 @@ impl Shared {
 
     async fn sweep_relay(&self, relay: Arc<Relay>) -> anyhow::Result<()> {
         let (state, age) = (self.settings.state_dir.clone(), self.settings.retention);
-        let swept = spawn_blocking(move || sweep::sweep(&state, relay.outbox(), age)).await??;
+        let sweep = move || {
+            let kept = relay.expire()?;
+            anyhow::Ok((kept, sweep::sweep(&state, relay.outbox(), age)?))
+        };
+        let (kept, swept) = spawn_blocking(sweep).await??;
+        if kept > 0 {
+            tracing::warn!(kept, "threw away work that was held, had failed or was left long ago");
+        }
         let sweep::Swept { delivered, works, mirrors } = swept;
         if delivered + works + mirrors > 0 {
             tracing::info!(delivered, works, mirrors, "threw away what the relay has delivered");

@@ -4,18 +4,21 @@
 //! what is left of it is taken away, its log is repaired and closed, its calls are booked, and it ends as interrupted:
 //! at once, or, where its work is on its way to a branch, when that is there.
 
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
 
 use super::bill::Bill;
 use super::{Supervisor, Wanted, ending};
-use crate::audit::seal::Seal;
-use crate::journal::{Ended, Kind, Row, State};
+use crate::journal::{Ended, Filter, Kind, Row, State};
 
 impl Supervisor {
     /// Before anything new begins.
     pub(super) async fn recover(&self) -> anyhow::Result<()> {
+        self.report_newer_logs().await?;
         let rows = self.0.journal.open_rows().await?;
         if rows.is_empty() {
             return Ok(());
@@ -32,43 +35,55 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Returns what has to be delivered before it can end. Whoever starts the service is told what cannot be written, and
+    /// Returns what has to be delivered before it can end, or has a log that cannot be closed yet. Whoever starts the service is told what cannot be written, and
     /// does not wait for it.
     async fn recover_one(&self, row: Row) -> anyhow::Result<Option<Bill>> {
         let feed = self.0.journal.resume(&row).await?;
         let wanted = self.0.journal.wanted(&row.id).await?;
         let wanted: Wanted = serde_json::from_str(&wanted)?;
-        if row.state == State::Queued {
+        let is_old = row.state == State::Queued && self.audit_log(&row.id).try_exists()?;
+        if is_old {
+            tracing::warn!(
+                run = row.id,
+                "the run has begun before, by its audit log: the database is older than that, and the run is not begun again"
+            );
+        } else if row.state == State::Queued {
             // More may have been left than are allowed now: they wait for each other.
             self.conduct(wanted, feed, None);
             return Ok(None);
         }
-        if let Err(error) = self.close_log(&wanted, &row.id).await {
-            tracing::error!(run = row.id, "the audit log cannot be closed: {error:#}");
+        let log = self.0.seal(&row.id).await;
+        if let Err(error) = &log {
+            tracing::error!(run = row.id, "the audit log cannot be closed yet: {error:#}");
         }
         let told = self.0.journal.saved(&row.id, Kind::UsageReport).await?;
         let mut bill = self.0.bill(&feed).after(&told);
         bill.try_take().await?;
-        if self.0.has_work(&row.id).await? {
+        let (false, Ok(log)) = (self.0.has_work(&row.id).await?, log) else {
             return Ok(Some(bill));
-        }
+        };
         let ended = ending::interrupted(None, &feed);
-        let ended = Ended { log: self.0.seal(&row.id).await, ..ended };
+        let ended = Ended { log, ..ended };
         self.0.try_end(&mut bill, &ended).await?;
         Ok(None)
     }
 
-    /// Settles what was open, as carefully as can be told.
-    async fn close_log(&self, wanted: &Wanted, run: &str) -> anyhow::Result<()> {
-        let log = self.audit_log(run);
-        if !log.exists() {
-            return Ok(());
+    /// Audit logs of runs that are newer than all runs in the database: it was restored from a backup, and does not know
+    /// what these runs have spent.
+    async fn report_newer_logs(&self) -> anyhow::Result<()> {
+        let newest = self.0.journal.list(Filter { limit: 1, ..Filter::default() }).await?;
+        let Some(newest) = newest.into_iter().next() else { return Ok(()) };
+        let directory = self.0.settings.state_dir.join("audit");
+        let newer = tokio::task::spawn_blocking(move || count_newer(&directory, &newest.id));
+        let logs = newer.await?.context("the audit logs cannot be listed")?;
+        if logs > 0 {
+            tracing::warn!(
+                logs,
+                "audit logs are newer than every run in the database, as after the restore of a backup: \
+                 `cogni-gateway billing record` takes them into the books, and grants that were revoked since are good again"
+            );
         }
-        if Seal::of(&log, run, &self.public_key()).is_ok() {
-            return Ok(());
-        }
-        let config = wanted.config(run, &self.0.settings, &self.0.config.load());
-        self.0.seats.finish_abandoned(config).await
+        Ok(())
     }
 
     async fn sweep(&self) {
@@ -77,6 +92,17 @@ impl Supervisor {
             Err(error) => tracing::warn!("cannot sweep: {error:#}"),
         }
     }
+}
+
+/// Run ids sort by time.
+fn count_newer(directory: &Path, newest: &str) -> io::Result<usize> {
+    let mut logs = 0;
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let run = name.to_str().and_then(|name| name.strip_suffix(".jsonl"));
+        logs += usize::from(run.is_some_and(|run| run.starts_with("run-") && run > newest));
+    }
+    Ok(logs)
 }
 
 /// How long a start waits for directories of runs that are gone; the service's own sweep does the rest.

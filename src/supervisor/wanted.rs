@@ -15,6 +15,7 @@ use crate::catalog::{Catalog, Entry, Mode};
 use crate::config::Config;
 use crate::relay::branch_key::{self, BranchKey, Sources};
 use crate::relay::repository::{self, Repository};
+use crate::run::is_reserved_key;
 use crate::runner::delivery::Relayed;
 use crate::runner::residents::Key;
 use crate::runner::{Llm, Message, Order, Request};
@@ -178,6 +179,14 @@ impl Wanted {
         config
     }
 
+    /// The caller's metadata without the keys that the service sets. The API refuses those; a row of an earlier version
+    /// may still have them.
+    fn own_metadata(&self) -> Map<String, Value> {
+        let mut metadata = self.metadata.clone();
+        metadata.retain(|key, _| !is_reserved_key(key));
+        metadata
+    }
+
     fn request(&self, run: &str, settings: &Settings, base: &Config) -> Request {
         Request {
             run: Some(run.to_owned()),
@@ -192,7 +201,7 @@ impl Wanted {
             grace: Some(settings.grace),
             llm: Llm {
                 account: Some(self.account.clone()),
-                metadata: Some(self.metadata.clone()),
+                metadata: Some(self.own_metadata()),
                 model: self.model.clone(),
                 traceparent: self.traceparent,
                 budget: self.budget.within(&base.budget),
@@ -205,3 +214,21 @@ impl Wanted {
 
 /// Where the agents of the catalog keep what they remember, in their workspaces.
 const KEPT: &[&str] = &[".openclaw-state", ".cache"];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn metadata_of_an_earlier_version_cannot_say_who_the_run_is() {
+        let metadata = json!({
+            "graph_id": "architect", "Run_ID": "run-1", "attempt": 7, "existing_trace_id": "4bf9",
+            "cogni_deployment_id": "d-1", "team": "ads",
+        });
+        let metadata = metadata.as_object().unwrap().clone();
+        let wanted = Wanted { metadata, ..Wanted::default() };
+        assert_eq!(Value::Object(wanted.own_metadata()), json!({"team": "ads"}));
+    }
+}

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use crate::base::rope::Rope;
 use crate::protocol::Route;
 use crate::run::{Identity, RequestId};
+use crate::upstream::redactor::Redactor;
 use crate::upstream::{self, Kind, Target};
 
 /// What an operator may change about headers.
@@ -38,6 +39,7 @@ pub struct Overwrites {
     /// The same as text, for HTTP/1.1.
     text: Vec<u8>,
     kind: Kind,
+    redactor: Redactor,
 }
 
 /// The head of one request on its way upstream.
@@ -102,7 +104,12 @@ impl Overwrites {
         for (name, value) in &fields {
             push_line(&mut text, name, value);
         }
-        Ok(Self { fields, text, kind })
+        Ok(Self { fields, text, kind, redactor: Redactor::new(key) })
+    }
+
+    /// Masks our credential in what the upstream says.
+    pub fn redactor(&self) -> Redactor {
+        self.redactor.clone()
     }
 }
 

@@ -6,6 +6,7 @@
 mod body;
 mod head;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -21,7 +22,8 @@ use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
 use super::pool::Pool;
-use super::{Call, Config, Error};
+use super::{Call, Config, Error, Kind};
+use crate::base::time::MAX_TIME;
 pub(super) use body::Body;
 use head::Head;
 
@@ -51,10 +53,18 @@ impl Client {
         Self { config, worker: Arc::new(Worker { pool, scratch: Mutex::default() }) }
     }
 
+    pub(super) async fn close_idle(&self) -> Infallible {
+        self.worker.pool.close_old().await
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.config.kind
+    }
+
     pub(super) async fn send(&self, call: Call) -> Result<Response<super::Body>, Error> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
-        let until = earlier(Instant::now() + limit, deadline);
+        let until = earlier(Instant::now() + limit.min(MAX_TIME), deadline);
         match tokio::time::timeout_at(until, self.exchange(call)).await {
             Ok(done) => done,
             Err(_elapsed) if deadline == Some(until) => Err(Error::Deadline),

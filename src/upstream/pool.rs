@@ -1,17 +1,21 @@
 //! Idle connections, newest first.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
 /// Connections whose last response was read to its end.
 #[derive(Debug)]
 pub(super) struct Pool {
     idle: Mutex<Vec<Idle>>,
     idle_timeout: Duration,
+    /// Told when there is one again.
+    filled: Notify,
 }
 
 #[derive(Debug)]
@@ -22,7 +26,7 @@ struct Idle {
 
 impl Pool {
     pub(super) fn new(idle_timeout: Duration) -> Self {
-        Self { idle: Mutex::default(), idle_timeout }
+        Self { idle: Mutex::default(), idle_timeout, filled: Notify::new() }
     }
 
     /// The connection used last, if it is still open and silent.
@@ -42,6 +46,27 @@ impl Pool {
         let mut idle = self.idle();
         if idle.len() < MAX_IDLE {
             idle.push(Idle { stream, since: Instant::now() });
+        }
+        let is_first = idle.len() == 1;
+        drop(idle);
+        if is_first {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Closes connections when their time is over, for as long as it is polled. It sleeps until the oldest is due, and for
+    /// good while there is none.
+    pub(super) async fn close_old(&self) -> Infallible {
+        loop {
+            let oldest = self.idle().first().map(|idle| idle.since + self.idle_timeout);
+            match oldest {
+                None => self.filled.notified().await,
+                Some(due) => {
+                    sleep_until(due).await;
+                    let now = Instant::now();
+                    self.idle().retain(|idle| now - idle.since < self.idle_timeout);
+                }
+            }
         }
     }
 

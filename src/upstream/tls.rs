@@ -18,8 +18,9 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, Sleep};
 
-use super::{Call, Config, Error, Scheme};
+use super::{Call, Config, Error, Kind, Scheme};
 use crate::base;
+use crate::base::time::MAX_TIME;
 use crate::upstream::headers;
 
 /// Calls to one provider; hyper's client keeps its connections.
@@ -60,10 +61,14 @@ impl Client {
         Ok(Self { config, client })
     }
 
+    pub(super) fn kind(&self) -> Kind {
+        self.config.kind
+    }
+
     pub(super) async fn send(&self, call: Call) -> Result<Response<super::Body>, Error> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
-        let until = super::http1::earlier(Instant::now() + limit, deadline);
+        let until = super::http1::earlier(Instant::now() + limit.min(MAX_TIME), deadline);
         let length = call.body.len();
         let mut request = call.head.request(&self.config.url, length);
         *request.body_mut() = Some(call.body);
@@ -84,7 +89,7 @@ impl Client {
         let (mut head, incoming) = response.into_parts();
         let kept = head.headers.iter().filter(|(name, _)| headers::keeps(name.as_str()).is_some());
         head.headers = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let idle = self.config.idle_timeout;
+        let idle = self.config.idle_timeout.min(MAX_TIME);
         let due = super::http1::earlier(Instant::now() + idle, deadline);
         let alarm = Box::pin(tokio::time::sleep_until(due));
         let body = Body { incoming, alarm, idle, deadline };

@@ -61,7 +61,7 @@ def end_all(home):
 
 
 def python_sdk(script, call):
-    """The scripts that tests/it/peers.rs uses too; they speak through the socket itself."""
+    """The scripts that tests/gateway/peers.rs uses too; they speak through the socket itself."""
 
     def command(gateway, _home):
         socket = str(ROOT / gateway.socket)

@@ -10,7 +10,7 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("filling /run", |_| fill("/run", 8 << 20)),
     attempt("filling /dev/shm", |_| fill("/dev/shm", 64 << 20)),
     attempt("a core dump", |_| limit(libc::RLIMIT_CORE, 0)),
-    attempt("as many files as it likes", |_| limit(libc::RLIMIT_NOFILE, 4096)),
+    attempt("as many files as it likes", |_| limit(libc::RLIMIT_NOFILE, 1024)),
     attempt("a file without an end", |_| limit(libc::RLIMIT_FSIZE, 4 << 30)),
     attempt("as many processes as it likes", fork_bomb),
 ];

@@ -145,6 +145,15 @@ impl Name {
         self.hasher = None;
     }
 
+    /// Takes the first bytes away, of a name that has not outgrown its block.
+    pub(super) fn cut_start(&mut self, bytes: usize) {
+        if self.hasher.is_none() {
+            self.block.copy_within(bytes..self.filled, 0);
+            self.filled -= bytes;
+            self.len -= bytes as u64;
+        }
+    }
+
     pub(super) fn push(&mut self, mut bytes: &[u8]) {
         self.len += bytes.len() as u64;
         while !bytes.is_empty() {

@@ -12,8 +12,9 @@ pub trait Watch {
     /// A value begins, in an array or object at this depth. Whether the beginning of its text is wanted.
     fn value(&mut self, depth: usize, kind: Kind) -> bool;
 
-    /// The text that was wanted, unescaped: all of it, or its first 32 bytes.
-    fn text(&mut self, start: &[u8]);
+    /// The text that was wanted, unescaped and without the blanks before it, if it `had_blanks`: all
+    /// of it, or its first 60 bytes.
+    fn text(&mut self, start: &[u8], had_blanks: bool);
 
     /// The innermost array or object ends.
     fn close(&mut self);
@@ -27,7 +28,7 @@ impl Watch for () {
         false
     }
 
-    fn text(&mut self, _start: &[u8]) {}
+    fn text(&mut self, _start: &[u8], _had_blanks: bool) {}
 
     fn close(&mut self) {}
 }
@@ -36,15 +37,18 @@ impl Watch for () {
 #[derive(Default)]
 pub(super) struct Start {
     is_wanted: bool,
+    has_blanks: bool,
 }
 
 impl Start {
-    /// Bytes that are kept. Ours: names of tool types are shorter, and any URL's scheme.
-    const WANTED: usize = 32;
+    /// Bytes that are kept. Ours: names of tool types are shorter, any URL's scheme, and the head of a
+    /// PNG behind its media type.
+    const WANTED: usize = 60;
 
     pub(super) fn begin(&mut self, name: &mut Name) {
         name.clear();
         self.is_wanted = true;
+        self.has_blanks = false;
     }
 
     /// How many bytes of the document may be read for it now: unescaped they are no more than these
@@ -53,8 +57,24 @@ impl Start {
         if self.is_wanted { Self::WANTED.saturating_sub(length(name)).max(1) } else { 0 }
     }
 
+    /// Forgets blanks before the text, as those who fetch an address do. What has been read is looked at
+    /// once: blanks go before more is read.
+    pub(super) fn trim(&mut self, name: &mut Name) {
+        let Some(bytes) = name.as_bytes().filter(|_| self.is_wanted) else { return };
+        let text = str::from_utf8(bytes).unwrap_or_default();
+        let blanks = text.len() - text.trim_start_matches(is_blank).len();
+        if blanks > 0 {
+            name.cut_start(blanks);
+            self.has_blanks = true;
+        }
+    }
+
     pub(super) fn is_complete(&self, name: &Name, ended: bool) -> bool {
         self.is_wanted && (ended || length(name) >= Self::WANTED)
+    }
+
+    pub(super) fn has_blanks(&self) -> bool {
+        self.has_blanks
     }
 
     /// What was wanted; nothing more is.
@@ -63,6 +83,13 @@ impl Start {
         let bytes = name.as_bytes().unwrap_or_default();
         &bytes[..bytes.len().min(Self::WANTED)]
     }
+}
+
+/// What readers of addresses pass over.
+fn is_blank(character: char) -> bool {
+    character.is_whitespace()
+        || character.is_control()
+        || matches!(character, '\u{feff}' | '\u{200b}'..='\u{200f}' | '\u{2060}')
 }
 
 fn length(name: &Name) -> usize {

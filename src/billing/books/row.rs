@@ -42,6 +42,7 @@ impl Row for Fact {
                 cache_write_1h: count(row, "cache_write_1h")?,
                 reasoning: count(row, "reasoning")?,
                 source: word(row, "source")?,
+                ..Usage::default()
             },
             cost: dollars(row, "cost")?,
             reported_cost: row

@@ -85,10 +85,27 @@ fn join(
         contradict(change, notice, Some(&fact.run), None, now)?;
         return Ok(Fate::Conflicting);
     }
-    charge(change, fact, notice, now)?;
     change
         .execute("UPDATE billing_notice SET is_taken = 1 WHERE call_id = ?1", [&notice.call_id])?;
+    if !notice.is_charge_for(fact) {
+        withdraw(change, fact)?;
+        return Ok(Fate::Unpaid);
+    }
+    charge(change, fact, notice, now)?;
     Ok(Fate::New)
+}
+
+/// Removes the receipt of a call that turned out to have used tokens when all that is said of it is a failure at no cost.
+fn withdraw(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
+    let gone = change
+        .prepare_cached("DELETE FROM billing_receipt WHERE call_id = ?1")?
+        .execute([&fact.call_id])?;
+    if gone > 0 {
+        change
+            .prepare_cached("UPDATE billing_fact SET has_receipt = 0 WHERE call_id = ?1")?
+            .execute([&fact.call_id])?;
+    }
+    Ok(())
 }
 
 /// What we ourselves say of a call, where nobody else does.
@@ -121,10 +138,11 @@ fn charge(
     }
     change
         .prepare_cached(
-            "INSERT INTO billing_receipt (source_reference, call_id, run, source, amount, input, output, ended, received)
-             VALUES (:reference, :call, :run, :source, :amount, :input, :output, :ended, :now)
+            "INSERT INTO billing_receipt (source_reference, call_id, run, source, amount, input, output, ended, received,
+                 is_unpriced)
+             VALUES (:reference, :call, :run, :source, :amount, :input, :output, :ended, :now, :unpriced)
              ON CONFLICT DO UPDATE SET source = excluded.source, amount = excluded.amount, input = excluded.input,
-             output = excluded.output, ended = excluded.ended",
+             output = excluded.output, ended = excluded.ended, is_unpriced = excluded.is_unpriced",
         )?
         .execute(named_params! {
             ":reference": fact.source_reference(),
@@ -136,6 +154,7 @@ fn charge(
             ":output": tokens(notice.output),
             ":ended": millis(notice.ended),
             ":now": millis(now),
+            ":unpriced": notice.amount.is_zero() && (fact.is_billable() || notice.has_tokens()),
         })?;
     change
         .prepare_cached("UPDATE billing_fact SET has_receipt = 1 WHERE call_id = ?1")?

@@ -169,15 +169,16 @@ impl Explanation {
     ) -> Result<(), Rejection> {
         let Case { config, policy, ledger } = *case;
         request::check_head(request, &policy.config)?;
+        let admission = Admission { policy, identity: &config.identity, ledger };
+        let entry = admission.enter(route)?;
         let (headers, overwrites) = (&policy.config.headers, Arc::clone(&policy.overwrites));
         let mut head = Outgoing::new(route, request, headers, overwrites, &RequestId::new());
-        let admission = Admission { policy, identity: &config.identity, ledger };
         let mut call = Call::default();
         if route.method() == http::Method::POST {
             let body = receive::whole(route, body, &policy.config)?;
             (call, self.rules) = admission.judge(body, &mut head)?;
         }
-        let reserved = admission.reserve(route, &mut call).map(|reservation| {
+        let reserved = admission.reserve(entry, route, &mut call).map(|reservation| {
             let granted = reservation.granted();
             reservation.release();
             granted

@@ -16,7 +16,9 @@ pub(super) fn remedy(code: &str) -> Option<&'static str> {
         "price_unknown" => {
             "give the model a price, or say in `prices` what becomes of models without one"
         }
-        "rate_limited" => "raise `budget.requests_per_minute` or `budget.tokens_per_minute`",
+        "rate_limited" => {
+            "raise `budget.requests_per_minute`, `budget.tokens_per_minute` or `budget.free_calls_per_minute`"
+        }
         "too_many_concurrent_requests" => "raise `budget.max_concurrent` or `MAX_CONCURRENT`",
         "deadline_exceeded" => "raise `budget.deadline` or `RUN_DEADLINE_SECONDS`",
         _ => return None,

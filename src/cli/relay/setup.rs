@@ -226,7 +226,7 @@ impl Setup {
             );
         }
         let config = Config { url, network: self.network(variable)?, ..Config::default() };
-        let api = Api::new(config).context("GitHub's authorities cannot be read")?;
+        let api = Api::new(config).context("the authorities that GitHub is checked by cannot be read; name a PEM file of them in `GITHUB_CA_FILE`")?;
         Ok(Some(Access { api, credential }))
     }
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 
 use crate::catalog::Entry;
 use crate::cli::relay::{Keys, Setup};
+use crate::config::default_state;
 use crate::relay::BranchKey;
 use crate::relay::branch_key::Sources;
 use crate::relay::repository::Repository;
@@ -79,6 +80,11 @@ pub(super) struct Wanted {
 }
 
 impl Args {
+    /// Returns the directory of what outlives a run: the one that is given, or the default.
+    pub(super) fn state_dir(&self) -> PathBuf {
+        self.setup.state_dir().unwrap_or_else(default_state)
+    }
+
     /// What the relay reads and writes for itself alone.
     pub(super) fn private(&self) -> Vec<PathBuf> {
         self.setup.private(|name| env::var(name).ok())

@@ -12,7 +12,7 @@ use crate::cli::relay::Setup;
 use crate::cli::run::init;
 use crate::config::{Config, Place, Serve};
 use crate::runner::{Host, Maker};
-use crate::sandbox::First;
+use crate::sandbox::{First, UserRange};
 use crate::supervisor::Settings;
 
 /// All of it, read and checked.
@@ -58,9 +58,13 @@ struct Flags {
     #[arg(long)]
     allow_unlimited: bool,
 
-    /// The sandbox's first process, or `none` [default: cogni-init beside this program, which for an image has to be static]
+    /// The sandbox's first process, or `none` [default: the cogni-init that this program carries]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
+
+    /// The users of this machine that sandboxes run as, each its own; one number is one user for all [default: 2100000000-2100065535]
+    #[arg(long, value_name = "FIRST-LAST", env = "COGNI_UIDS")]
+    uids: Option<UserRange>,
 
     #[command(flatten)]
     relay: Setup,
@@ -83,8 +87,9 @@ impl Given {
         if config.shared.is_some() {
             bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
         }
-        let (init, relay) = (init(flags.init.clone())?, flags.relay.clone());
+        let (given, relay) = (flags.init.clone(), flags.relay.clone());
         let serve = flags.over(config.serve.take());
+        let init = init(given, serve.state_dir())?;
         config.serve = Some(serve.clone());
         config.check()?;
         config.serve = None;
@@ -106,10 +111,10 @@ impl Given {
             Some(configured) => configured.clone(),
             None => audit::kept_seed(&self.serve.state_dir().join(audit::KEY_FILE))?,
         };
-        let Serve { docker_socket, run_dir, .. } = self.serve.clone();
+        let Serve { docker_socket, run_dir, uids, .. } = self.serve.clone();
         Ok(Settings {
             state_dir: self.serve.state_dir(),
-            host: Host { docker_socket, run_dir, init: self.init.clone() },
+            host: Host { docker_socket, run_dir, init: self.init.clone(), uids },
             driver: self.serve.driver,
             allow_unlimited: self.serve.allow_unlimited,
             max_runs: self.serve.max_runs,
@@ -136,6 +141,7 @@ impl Flags {
             driver: self.driver.unwrap_or(file.driver),
             docker_socket: self.docker_socket.unwrap_or(file.docker_socket),
             allow_unlimited: self.allow_unlimited || file.allow_unlimited,
+            uids: self.uids.unwrap_or(file.uids),
             ..file
         }
     }

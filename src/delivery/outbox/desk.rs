@@ -4,7 +4,7 @@
 //! or when there was none; where something is in it that is not delivered, it stays, and says what.
 
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rusqlite::{OptionalExtension, Row, named_params, params};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,9 @@ pub struct Plan {
     pub run_dir: PathBuf,
     /// The engine that its sandbox is of, if it is of one.
     pub docker_socket: PathBuf,
+    /// The grant that allows the run, where one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
 }
 
 /// One row.
@@ -42,6 +45,10 @@ pub struct Desk {
     pub workspace: PathBuf,
     /// What stays there, and why; none as long as nobody has looked.
     pub left: Option<String>,
+    /// When to look again by itself, where this machine was why it did not come out; none where it waits for a person.
+    pub due: Option<SystemTime>,
+    /// How often it was put off.
+    pub attempts: u32,
     pub created: SystemTime,
 }
 
@@ -53,7 +60,17 @@ impl Desk {
 
     /// Whether somebody has yet to look what is in the workspace, or to put it away before the next run comes into it.
     pub fn is_open(&self) -> bool {
-        self.left.is_none() || !self.is_own()
+        self.left.is_none() || self.due.is_some() || !self.is_own()
+    }
+
+    /// Whether it was looked at, and only has to be put away before the next run comes into it.
+    pub fn is_in_the_way(&self) -> bool {
+        self.left.is_some() && self.due.is_none() && !self.is_own()
+    }
+
+    /// Whether its time has come, if it has one.
+    pub fn is_due(&self) -> bool {
+        self.due.is_none_or(|due| due <= SystemTime::now())
     }
 }
 
@@ -65,8 +82,8 @@ impl Outbox {
     pub fn begin(&self, plan: &Plan, workspace: &Path) -> Result<Desk, Error> {
         let id = super::fresh_id();
         self.connection().execute(
-            "INSERT INTO desk (id, repository, branch_key, run, plan, artifacts, workspace, created)
-             VALUES (:id, :repository, :key, :run, :plan, :artifacts, :workspace, :now)",
+            "INSERT INTO desk (id, repository, branch_key, run, plan, artifacts, workspace, created, grant_id)
+             VALUES (:id, :repository, :key, :run, :plan, :artifacts, :workspace, :now, :grant)",
             named_params! {
                 ":id": id,
                 ":repository": plan.repository.key(),
@@ -76,6 +93,7 @@ impl Outbox {
                 ":artifacts": plan.artifacts.display().to_string(),
                 ":workspace": workspace.display().to_string(),
                 ":now": millis(SystemTime::now()),
+                ":grant": plan.grant,
             },
         )?;
         self.desk(&id)
@@ -118,8 +136,23 @@ impl Outbox {
     /// [`Error::Unknown`] where somebody has thrown it away; as every call.
     pub fn leave(&self, desk: &Desk, workspace: &Path, why: &str) -> Result<Desk, Error> {
         self.connection().execute(
-            "UPDATE desk SET remains = ?2, workspace = ?3 WHERE id = ?1",
+            "UPDATE desk SET remains = ?2, workspace = ?3, due = NULL WHERE id = ?1",
             params![desk.id, super::short(why), workspace.display().to_string()],
+        )?;
+        self.weigh_desk(&desk.id, workspace)?;
+        self.desk(&desk.id)
+    }
+
+    /// Writes down why the work did not come out now, and when to try again. An attempt before its time does not count.
+    ///
+    /// # Errors
+    /// As [`Outbox::leave`].
+    pub fn put_desk_off(&self, desk: &Desk, after: Duration, why: &str) -> Result<Desk, Error> {
+        let attempts = desk.attempts + u32::from(desk.is_due());
+        let due = desk.due.unwrap_or(SystemTime::UNIX_EPOCH).max(SystemTime::now() + after);
+        self.connection().execute(
+            "UPDATE desk SET remains = ?2, due = ?3, attempts = ?4 WHERE id = ?1",
+            params![desk.id, super::short(why), millis(due), attempts],
         )?;
         self.desk(&desk.id)
     }
@@ -136,7 +169,7 @@ impl Outbox {
 
 fn select(what: &str) -> String {
     format!(
-        "SELECT id, plan, workspace, remains, created FROM desk WHERE {what} ORDER BY created, id"
+        "SELECT id, plan, workspace, remains, due, attempts, created FROM desk WHERE {what} ORDER BY created, id"
     )
 }
 
@@ -150,6 +183,8 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Desk> {
         plan: serde_json::from_str(&plan).map_err(odd)?,
         workspace: PathBuf::from(row.get::<_, String>(2)?),
         left: row.get(3)?,
-        created: instant(row.get(4)?),
+        due: row.get::<_, Option<i64>>(4)?.map(instant),
+        attempts: row.get(5)?,
+        created: instant(row.get(6)?),
     })
 }

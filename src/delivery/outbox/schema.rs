@@ -100,4 +100,14 @@ CREATE TABLE desk (
 ) STRICT;
 ", "
 ALTER TABLE job ADD COLUMN mode TEXT;
+", "
+ALTER TABLE desk ADD COLUMN due INTEGER;
+ALTER TABLE desk ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
+UPDATE desk SET due = 0 WHERE remains LIKE '%No space left on device%' OR remains LIKE '%Disk quota exceeded%'
+    OR remains LIKE '%not a git repository: ''/workspace/.git''%';
+", "
+ALTER TABLE job ADD COLUMN grant_id TEXT;
+ALTER TABLE job ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE desk ADD COLUMN grant_id TEXT;
+ALTER TABLE desk ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
 "];

@@ -17,7 +17,9 @@ pub enum Error {
     Limited { after: Duration, message: String },
     #[error("GitHub is unwell ({0})")]
     Unwell(StatusCode),
-    #[error("GitHub does not accept the token: {0}; give another one")]
+    #[error(
+        "GitHub does not accept the token: {0}; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`"
+    )]
     Unauthorized(String),
     #[error(
         "the token may not do this: {0}; it needs `contents: write` and `pull_requests: write` for this repository"
@@ -172,7 +174,7 @@ fn list(message: &str, reasons: &[Reason]) -> String {
 }
 
 /// What stands in logs and rows is short, and one line.
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_CHARACTERS).collect()
 }
 

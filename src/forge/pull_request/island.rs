@@ -35,6 +35,13 @@ pub fn has_notice_of_another(text: Option<&str>, run: &str) -> bool {
     read(text.unwrap_or_default()).iter().any(is_it)
 }
 
+/// Whether the run's own part says so.
+pub fn has_notice_of(text: Option<&str>, run: &str) -> bool {
+    let mark = format!("{OPEN}{run}{MARK_END}");
+    let is_it = |piece: &Piece<'_>| matches!(piece, Piece::Part(part) if part.contains(NOTICE) && part.starts_with(&mark));
+    read(text.unwrap_or_default()).iter().any(is_it)
+}
+
 /// What a text is made of.
 enum Piece<'a> {
     Foreign(&'a str),
@@ -67,25 +74,22 @@ impl Piece<'_> {
 
 /// Takes a text apart. A mark without its other half is nobody's part.
 fn read(text: &str) -> Vec<Piece<'_>> {
-    let mut pieces = vec![];
-    let mut rest = text;
-    let mut from = 0;
-    while let Some(open) = rest[from..].find(OPEN).map(|at| from + at) {
-        let inner = open + OPEN.len();
-        let close = rest[inner..].find(CLOSE).map(|at| inner + at);
-        let next = rest[inner..].find(OPEN).map(|at| inner + at);
-        match close {
-            Some(close) if next.is_none_or(|next| close < next) => {
-                let end = close + CLOSE.len();
-                pieces.push(Piece::Foreign(&rest[..open]));
-                pieces.push(Piece::Part(rest[open..end].into()));
-                rest = &rest[end..];
-                from = 0;
-            }
-            _ => from = inner,
+    let (mut pieces, mut read, mut open) = (vec![], 0, None);
+    // Each mark is seen once, so that many without their other half cost no more than few.
+    for (at, _) in text.match_indices(COMMENT) {
+        let mark = &text[at..];
+        if mark.starts_with(OPEN) {
+            open = Some(at);
+        } else if mark.starts_with(CLOSE)
+            && let Some(open) = open.take()
+        {
+            let end = at + CLOSE.len();
+            pieces.push(Piece::Foreign(&text[read..open]));
+            pieces.push(Piece::Part(text[open..end].into()));
+            read = end;
         }
     }
-    pieces.push(Piece::Foreign(rest));
+    pieces.push(Piece::Foreign(&text[read..]));
     pieces
 }
 
@@ -102,24 +106,30 @@ fn add(pieces: &mut Vec<Piece<'_>>, part: String) -> usize {
 
 /// Joins the pieces. Parts other than `own` give way from the oldest on, while there are too many of them.
 fn trim(mut pieces: Vec<Piece<'_>>, own: usize) -> Option<String> {
-    loop {
-        let characters: usize = pieces.iter().map(|piece| piece.text().chars().count()).sum();
-        let others = (0..pieces.len()).filter(|&at| at != own);
-        let mut less = others.filter_map(|at| Some((at, pieces[at].less()?))).collect::<Vec<_>>();
-        if characters <= MAX_CHARACTERS && less.len() < MAX_PARTS {
-            return Some(pieces.iter().map(Piece::text).collect());
-        }
-        if less.is_empty() {
-            return None;
-        }
-        let (oldest, less) = less.swap_remove(0);
-        pieces[oldest] = Piece::Part(less.into());
+    let length = |piece: &Piece<'_>| piece.text().chars().count();
+    let mut characters: usize = pieces.iter().map(length).sum();
+    let others = pieces.iter().enumerate().filter(|(at, _)| *at != own);
+    let mut parts = others.filter(|(_, piece)| piece.less().is_some()).count();
+    let mut oldest = 0;
+    while characters > MAX_CHARACTERS || parts >= MAX_PARTS {
+        let piece = pieces.get_mut(oldest)?;
+        let Some(less) = piece.less().filter(|_| oldest != own) else {
+            oldest += 1;
+            continue;
+        };
+        characters -= length(piece);
+        *piece = Piece::Part(less.into());
+        characters += length(piece);
+        parts -= usize::from(piece.less().is_none());
     }
+    Some(pieces.iter().map(Piece::text).collect())
 }
 
 /// What follows it in a part is not to be lost.
 pub const NOTICE: &str = "<!-- cogni:review -->";
 
+/// Each mark begins so.
+const COMMENT: &str = "<!-- ";
 const OPEN: &str = "<!-- cogni:run ";
 const MARK_END: &str = " -->";
 const CLOSE: &str = "<!-- /cogni -->";

@@ -4,7 +4,10 @@
 //! sentence or in code, and it also holds where a text of the page becomes a commit's message, as squashing does.
 //!
 //! What is parted: `@name` (which notifies), `#12` and `GH-12` (which refer, and after a word like `fixes`, close), such
-//! a word before an address, `![` and every HTML tag and comment (which load pictures, hide text, or end our part).
+//! a word before an address, `![` and every HTML tag and comment (which load pictures, hide text, or end our part), and
+//! `&` before a name or a number and `\` before `-` and `:`, which would write one of these signs in another way.
+//!
+//! A block of code that is not ended is ended, so that what follows is not part of it.
 
 /// A title: one line, of some length, and never none.
 pub fn title(given: &str, otherwise: &str) -> String {
@@ -16,7 +19,7 @@ pub fn title(given: &str, otherwise: &str) -> String {
 
 /// Some paragraphs, in the page's own language.
 pub fn body(given: &str) -> String {
-    harmless(shortened(given, MAX_BODY).trim())
+    ended(&harmless(shortened(given, MAX_BODY).trim()))
 }
 
 /// A name in a sentence of ours.
@@ -37,6 +40,60 @@ fn harmless(given: &str) -> String {
     text
 }
 
+/// The text with its last block of code ended.
+///
+/// A block that begins a few columns to the right may belong to an item of a list, which ends with that item, or to none.
+/// It is moved to the first column, where it belongs to none.
+fn ended(given: &str) -> String {
+    let (mut text, mut open) = (String::with_capacity(given.len()), None);
+    for line in given.split_inclusive('\n') {
+        match (open, fence(line)) {
+            (None, Some(fence)) if fence.may_begin() => {
+                open = Some((fence.sign, fence.length));
+                text.push_str(line.trim_start_matches(' '));
+            }
+            (Some((sign, length)), Some(fence)) if fence.may_end(sign, length) => {
+                open = None;
+                text.push_str(line);
+            }
+            _ => text.push_str(line),
+        }
+    }
+    if let Some((sign, length)) = open {
+        let gap = if text.ends_with('\n') { "" } else { "\n" };
+        text.push_str(gap);
+        text.extend(std::iter::repeat_n(sign, length));
+    }
+    text
+}
+
+/// A line that begins or ends a block of code.
+struct Fence<'a> {
+    sign: char,
+    length: usize,
+    /// What follows on the line.
+    rest: &'a str,
+}
+
+fn fence(line: &str) -> Option<Fence<'_>> {
+    let marks = line.trim_start_matches(' ');
+    let sign = marks.chars().next().filter(|sign| matches!(sign, '`' | '~'))?;
+    let rest = marks.trim_start_matches(sign);
+    let length = marks.len() - rest.len();
+    let is_one = line.len() - marks.len() <= 3 && length >= 3;
+    is_one.then(|| Fence { sign, length, rest: rest.trim_end_matches('\n') })
+}
+
+impl Fence<'_> {
+    fn may_begin(&self) -> bool {
+        self.sign == '~' || !self.rest.contains('`')
+    }
+
+    fn may_end(&self, sign: char, length: usize) -> bool {
+        self.sign == sign && self.length >= length && self.rest.trim_matches([' ', '\t']).is_empty()
+    }
+}
+
 /// Whether a character, the last one of `before`, does something together with what comes `after` it.
 fn does_something(c: char, before: &str, after: &str) -> bool {
     let next = after.chars().next().unwrap_or_default();
@@ -45,8 +102,11 @@ fn does_something(c: char, before: &str, after: &str) -> bool {
         '#' => next.is_ascii_digit(),
         '-' => next.is_ascii_digit() && ends_with_any(before, &["gh-"]),
         '!' => next == '[',
+        '&' => next == '#' || next.is_ascii_alphabetic(),
+        '\\' => matches!(next, '-' | ':'),
         '<' => next.is_ascii_alphabetic() || matches!(next, '/' | '!' | '?'),
-        _ => is_before_address(after) && ends_with_any(before, CLOSING),
+        // In this order: who looks for an address goes through all blanks, and does so behind such a word only.
+        _ => ends_with_any(before, CLOSING) && is_before_address(after),
     }
 }
 

@@ -1,18 +1,21 @@
 //! A response body that is watched while it passes.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::Exchange;
 use crate::audit::record::Outcome;
 use crate::budget::Source;
-use crate::gateway::policy::OnClientGone;
+use crate::gateway::Gateway;
 use crate::gateway::rejection::CUT;
 use crate::stream::{OUTPUT_LIMIT_REACHED, Observer};
 use crate::upstream;
@@ -31,6 +34,12 @@ struct Passing {
     broken: Option<Broken>,
 }
 
+/// A call's right to be read on when its client has left, and until when.
+pub(super) struct Place {
+    pub(super) until: Instant,
+    _place: OwnedSemaphorePermit,
+}
+
 /// Why a body broke off. The client sees a connection that ends without its terminator.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
@@ -47,6 +56,13 @@ impl Followed {
         let until_cut = Box::pin(exchange.until_cut.clone().cancelled_owned());
         let passing = Passing { body, observer, exchange, until_cut, ended: false, broken: None };
         Self(Some(Box::new(passing)))
+    }
+
+    /// Reads to the end what nobody waited for.
+    pub(super) async fn drain(mut self, place: Place) {
+        if let Some(passing) = self.0.take() {
+            passing.drain(place).await;
+        }
     }
 }
 
@@ -97,12 +113,16 @@ impl Passing {
     fn observe(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, Broken> {
         let Ok(data) = frame.into_data() else { return Ok(None) };
         self.exchange.frame(data.len());
+        let data = self.exchange.redact(data);
         let passed = self.observer.frame(data).map_err(|_oversize| {
             self.ended = true;
+            self.exchange.is_unreadable = true;
             self.exchange.code = Some("upstream_event_too_large");
             self.exchange.outcome = Outcome::UpstreamFailed;
             Broken::Oversize
         })?;
+        let heard = self.exchange.last_frame;
+        self.exchange.silence.heard(self.observer.texts(), heard);
         if self.observer.is_cut() {
             self.ended = true;
             self.exchange.code = Some(OUTPUT_LIMIT_REACHED);
@@ -114,7 +134,10 @@ impl Passing {
     fn end(&mut self) -> Option<Bytes> {
         self.ended = true;
         self.exchange.outcome = Outcome::Completed;
-        self.observer.end()
+        let rest = self.exchange.redactor.take().map(|redactor| redactor.end());
+        let last = self.observer.end();
+        // An error is passed on as it is, so the observer adds nothing to it.
+        rest.filter(|rest| !rest.is_empty()).or(last)
     }
 
     fn fail(&mut self, error: upstream::Error) -> Broken {
@@ -129,9 +152,9 @@ impl Passing {
     }
 
     /// Reads what the client no longer wants, to learn what it cost.
-    async fn drain(mut self: Box<Self>) {
+    async fn drain(mut self: Box<Self>, place: Place) {
         let cut = self.exchange.gateway.tasks.cut().clone();
-        let pump = tokio::time::timeout(MAX_DRAIN_TIME, self.pump());
+        let pump = tokio::time::timeout_at(place.until, self.pump());
         let _ = cut.run_until_cancelled(pump).await;
         self.ended = true;
         self.exchange.reported(&self.observer, Source::Drained);
@@ -141,6 +164,7 @@ impl Passing {
         while self.exchange.response_bytes < MAX_DRAIN_BYTES {
             let Some(frame) = self.body.frame().await else {
                 self.observer.end();
+                self.exchange.has_finished = true;
                 return;
             };
             if !frame.is_ok_and(|frame| self.observe(frame).is_ok()) || self.ended {
@@ -150,17 +174,26 @@ impl Passing {
     }
 }
 
+impl Place {
+    /// A place of the run's, if one is free.
+    pub(super) fn take(gateway: &Gateway) -> Option<Self> {
+        let place = Arc::clone(&gateway.run.drains).try_acquire_owned().ok()?;
+        Some(Self { until: Instant::now() + MAX_DRAIN_TIME, _place: place })
+    }
+}
+
 impl Drop for Followed {
     fn drop(&mut self) {
         let Some(mut passing) = self.0.take() else { return };
         if !passing.ended && passing.body.is_end_stream() {
             passing.end();
         }
-        let gateway = std::sync::Arc::clone(&passing.exchange.gateway);
         if passing.is_abandoned()
-            && passing.exchange.policy.config.on_client_gone == OnClientGone::Drain
+            && passing.exchange.is_drained()
+            && let Some(place) = Place::take(&passing.exchange.gateway)
         {
-            gateway.tasks.spawn(passing.drain());
+            let gateway = Arc::clone(&passing.exchange.gateway);
+            gateway.tasks.spawn(async move { passing.drain(place).await });
         } else {
             passing.exchange.reported(&passing.observer, Source::Provider);
         }
@@ -191,7 +224,7 @@ impl Body for Followed {
     }
 }
 
-/// Long enough for the end of most answers; the rest is charged by estimate. An answer that has not
-/// begun has as long to begin.
-pub(super) const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
+/// From the client's leaving to the end of the answer: long enough for most. The rest is charged by
+/// estimate, and what goes on without us as reserved.
+const MAX_DRAIN_TIME: Duration = Duration::from_mins(2);
 const MAX_DRAIN_BYTES: u64 = 8 * 1024 * 1024;

@@ -5,13 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::Response;
+use http::{Response, StatusCode};
 
 use super::Exchange;
-use super::followed::MAX_DRAIN_TIME;
-use crate::base::drain::Drain;
+use super::followed::Place;
+use crate::gateway::Gateway;
 use crate::gateway::answer::Answer;
-use crate::gateway::policy::OnClientGone;
 use crate::gateway::rejection::Rejection;
 use crate::stream::UsageChunk;
 use crate::upstream;
@@ -19,37 +18,47 @@ use crate::upstream;
 impl Exchange {
     /// Sends an admitted call and passes its answer on.
     ///
-    /// Dropping the future cancels the call, unless the policy is to drain: then the answer is waited
-    /// for and drained, which is what tells its usage. It is boxed, so that a connection does not keep
-    /// room for it while the answer streams.
+    /// Dropping the future cancels the call, unless it is to be drained and the run has a place for that:
+    /// then the answer is waited for and read, which tells its usage. It is boxed, so that a connection
+    /// does not keep room for it while the answer streams.
     pub(in crate::gateway) fn send(
         self,
         usage_chunk: UsageChunk,
         call: upstream::Call,
     ) -> impl Future<Output = Response<Answer>> {
-        let drains = self.policy.config.on_client_gone == OnClientGone::Drain;
-        let drain = drains.then(|| self.gateway.tasks.clone());
-        Sent { answer: Some(Box::pin(self.answered(usage_chunk, call))), drain }
+        let drains = self.is_drained().then(|| Arc::clone(&self.gateway));
+        Sent { answer: Some(Box::pin(self.answered(usage_chunk, call))), drains }
     }
 
-    async fn answered(self, usage_chunk: UsageChunk, call: upstream::Call) -> Response<Answer> {
+    async fn answered(mut self, usage_chunk: UsageChunk, call: upstream::Call) -> Response<Answer> {
         let (gateway, until_cut) = (Arc::clone(&self.gateway), self.until_cut.clone());
         let sent = tokio::select! {
             biased;
             sent = gateway.upstream.send(call) => sent.map_err(Rejection::from),
             () = until_cut.cancelled() => Err(Rejection::Cut),
         };
+        // The call's own bytes are sent, or dropped with it.
+        self.release_body();
         match sent {
-            Ok(response) => self.follow(usage_chunk, response).map(Answer::Followed),
+            // What it says to this is about our key, down to parts of it, and for the operator.
+            Ok(response) if is_about_our_key(response.status()) => {
+                self.reject(&Rejection::UpstreamAuth).map(Answer::text)
+            }
+            Ok(response) => self.follow(usage_chunk, response),
             Err(rejection) => self.reject(&rejection).map(Answer::text),
         }
     }
 }
 
-/// A call that was sent. With a drain, its answer is waited for when nobody else does any more.
+fn is_about_our_key(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+}
+
+/// A call that was sent.
 struct Sent {
     answer: Option<Pin<Box<dyn Future<Output = Response<Answer>> + Send>>>,
-    drain: Option<Drain>,
+    /// Whose call it is, where its answer is waited for when its client does not.
+    drains: Option<Arc<Gateway>>,
 }
 
 impl Future for Sent {
@@ -65,12 +74,18 @@ impl Future for Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        let (Some(answer), Some(drain)) = (self.answer.take(), self.drain.take()) else { return };
-        let cut = drain.cut().clone();
-        drain.spawn(async move {
-            let answer = tokio::time::timeout(MAX_DRAIN_TIME, answer);
-            // Its body, dropped here, is drained like any that a client has left.
-            drop(cut.run_until_cancelled(answer).await);
+        let (Some(answer), Some(gateway)) = (self.answer.take(), self.drains.take()) else {
+            return;
+        };
+        let Some(place) = Place::take(&gateway) else { return };
+        let cut = gateway.tasks.cut().clone();
+        gateway.tasks.spawn(async move {
+            let answer = cut.run_until_cancelled(tokio::time::timeout_at(place.until, answer));
+            if let Some(Ok(response)) = answer.await
+                && let Answer::Followed(body) = response.into_body()
+            {
+                body.drain(place).await;
+            }
         });
     }
 }

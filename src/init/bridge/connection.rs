@@ -3,7 +3,7 @@
 use std::mem;
 use std::os::fd::OwnedFd;
 
-use rustix::event::epoll::EventFlags;
+use rustix::event::PollFlags;
 use rustix::io::{self, Errno};
 use rustix::net::{self, SendFlags, Shutdown};
 
@@ -37,36 +37,43 @@ impl Connection {
             upstream: End::new(upstream),
             up: Flow::default(),
             down: Flow::default(),
-            due: false,
+            // Nobody has looked yet whether there is something to read.
+            due: true,
         }
     }
 
+    /// The sockets to ask the kernel about, and what for. It tells of the end of each even if asked for nothing.
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (Side, &OwnedFd, PollFlags)> {
+        let ends = [
+            (Side::Client, &self.client, self.client.wanted(&self.up, &self.down)),
+            (Side::Upstream, &self.upstream, self.upstream.wanted(&self.down, &self.up)),
+        ];
+        let ends = ends.into_iter().filter(|(_, end, _)| !end.has_ended());
+        ends.map(|(side, end, flags)| (side, &end.socket, flags))
+    }
+
     /// Remembers what the kernel reports. True if the connection is due, and was not before.
-    pub(super) fn note(&mut self, side: Side, flags: EventFlags) -> bool {
+    pub(super) fn note(&mut self, side: Side, flags: PollFlags) -> bool {
         let end = match side {
             Side::Client => &mut self.client,
             Side::Upstream => &mut self.upstream,
         };
         // A hang-up or an error is what the next read or write returns.
-        let any = EventFlags::HUP | EventFlags::ERR;
-        end.readable |= flags.intersects(EventFlags::IN | EventFlags::RDHUP | any);
-        end.writable |= flags.intersects(EventFlags::OUT | any);
-        match side {
-            // A client that was cut off may not be in any flow's way for a long time: its answer may be long in coming.
-            Side::Client => end.gone |= flags.contains(EventFlags::ERR),
-            // A gateway that has closed reads no more, though there may be an answer of it to deliver.
-            Side::Upstream => end.gone |= flags.contains(EventFlags::HUP),
-        }
+        end.ended |= flags & (PollFlags::HUP | PollFlags::ERR);
+        end.readable |= flags.contains(PollFlags::IN) || end.has_ended();
+        end.writable |= flags.contains(PollFlags::OUT) || end.has_ended();
         !mem::replace(&mut self.due, true)
     }
 
     /// Moves what can be moved.
     pub(super) fn advance(&mut self, scratch: &mut [u8]) -> Next {
         self.due = false;
-        if self.client.gone {
+        // A client that was cut off may not be in any flow's way for a long time: its answer may be long in coming.
+        if self.client.ended.contains(PollFlags::ERR) {
             return Next::Close;
         }
-        if self.upstream.gone {
+        // A gateway that has closed reads no more, though there may be an answer of it to deliver.
+        if self.upstream.ended.contains(PollFlags::HUP) {
             self.up.discard();
         }
         let down = self.down.pump(&mut self.upstream, &mut self.client, scratch);
@@ -93,12 +100,26 @@ struct End {
     socket: OwnedFd,
     readable: bool,
     writable: bool,
-    gone: bool,
+    /// The hang-up, the error or both that the kernel has told of.
+    ended: PollFlags,
 }
 
 impl End {
     fn new(socket: OwnedFd) -> Self {
-        Self { socket, readable: true, writable: true, gone: false }
+        Self { socket, readable: true, writable: true, ended: PollFlags::empty() }
+    }
+
+    /// No read or write of it has to wait any more. The kernel would tell so each time.
+    fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Nothing that would not be acted on: the loop would turn for it, and do nothing.
+    fn wanted(&self, from: &Flow, to: &Flow) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, !self.readable && from.is_reading());
+        flags.set(PollFlags::OUT, !self.writable && !to.held.is_empty());
+        flags
     }
 
     /// The bytes read: none at the end of the stream. `None` if there is nothing to read now.
@@ -221,6 +242,10 @@ impl Flow {
     fn forget(&mut self) {
         self.held = Vec::new();
         self.delivered = 0;
+    }
+
+    fn is_reading(&self) -> bool {
+        self.held.is_empty() && matches!(self.state, State::Open | State::Discarding)
     }
 
     fn is_over(&self) -> bool {

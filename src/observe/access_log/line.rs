@@ -63,6 +63,27 @@ pub struct Line<'a> {
 }
 
 impl Line<'_> {
+    /// The line that stands for a number of others.
+    pub(super) fn repeated(time: SystemTime) -> Self {
+        Self {
+            time,
+            method: "-",
+            route: None,
+            status: 0,
+            bytes: 0,
+            request_bytes: 0,
+            model: None,
+            request_id: "-",
+            litellm_call_id: None,
+            litellm_response_cost: None,
+            upstream_time: None,
+            first_byte_time: None,
+            request_time: Duration::ZERO,
+            usage: None,
+            outcome: "repeated",
+        }
+    }
+
     /// Appends the line with its end. `identity` is `runId=… attempt=…`, `trace` the id of the run's.
     pub(super) fn append_to(&self, identity: &str, trace: &str, buffer: &mut Vec<u8>) {
         let mut line = Appender(buffer);
@@ -88,6 +109,14 @@ impl Line<'_> {
         line.word(" trace_id=", trace);
         line.0.push(b'\n');
     }
+}
+
+/// Adds the number of repeated lines to the line that was appended last.
+pub(super) fn append_repeats(repeats: u64, buffer: &mut Vec<u8>) {
+    buffer.pop();
+    let mut line = Appender(buffer);
+    line.number(" repeats=", Some(repeats));
+    line.0.push(b'\n');
 }
 
 /// Appends keys and values, each in its form, without an allocation.

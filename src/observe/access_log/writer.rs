@@ -1,12 +1,15 @@
 //! The buffer that requests append to, and the thread that empties it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::mem;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use super::open_file;
 
 /// Owns the thread. Dropped, it has written what was left.
 #[derive(Debug)]
@@ -36,10 +39,19 @@ struct Queue {
     done: u64,
 }
 
+/// When a file is moved away, and which.
+#[derive(Debug)]
+pub(super) struct Rotation {
+    pub(super) path: PathBuf,
+    pub(super) max_bytes: u64,
+}
+
 /// Where the thread writes, and what it remembers of the last write.
 #[derive(Debug)]
 struct Output<W> {
     out: W,
+    /// Bytes in it.
+    len: u64,
     /// The last write ended within a line.
     is_torn: bool,
     is_failing: bool,
@@ -53,7 +65,7 @@ struct Failure {
 }
 
 impl Writer {
-    pub(super) fn start(file: File) -> io::Result<Self> {
+    pub(super) fn start(file: File, rotation: Option<Rotation>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue { lines: Vec::with_capacity(ROOM), ..Queue::default() }),
             wanted: Condvar::new(),
@@ -61,7 +73,7 @@ impl Writer {
             lost: AtomicU64::new(0),
         });
         let worker = Arc::clone(&shared);
-        let work = move || worker.work(Output::new(file));
+        let work = move || worker.work(Output::of(file), rotation.as_ref());
         let thread = thread::Builder::new().name("access-log".into()).spawn(work)?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -119,11 +131,14 @@ impl Drop for Writer {
 }
 
 impl Shared {
-    fn work(&self, mut output: Output<File>) {
+    fn work(&self, mut output: Output<File>, rotation: Option<&Rotation>) {
         let mut batch = Vec::with_capacity(ROOM);
         while self.take(&mut batch, &mut output) {
             if let Err(failure) = output.write(&batch) {
                 self.lose(failure.lost);
+            }
+            if let Some(rotation) = rotation.filter(|rotation| output.len >= rotation.max_bytes) {
+                rotation.rotate(&mut output);
             }
             batch.clear();
             batch.shrink_to(ROOM);
@@ -144,7 +159,7 @@ impl Shared {
             return false;
         }
         if let Some(file) = queue.replacement.take() {
-            *output = Output::new(file);
+            *output = Output::of(file);
         }
         mem::swap(&mut queue.lines, batch);
         queue.taken += 1;
@@ -176,9 +191,32 @@ impl Queue {
     }
 }
 
+impl Rotation {
+    /// Moves the file to its name with `.1`, in the place of the one there, and begins it anew.
+    fn rotate(&self, output: &mut Output<File>) {
+        let mut old = self.path.clone().into_os_string();
+        old.push(".1");
+        match fs::rename(&self.path, old).and_then(|()| open_file(&self.path)) {
+            Ok(file) => *output = Output::of(file),
+            Err(error) => {
+                tracing::warn!(%error, "cannot move the full access log away; it goes on growing");
+                // Tried again when as much is written once more.
+                output.len = 0;
+            }
+        }
+    }
+}
+
+impl Output<File> {
+    fn of(file: File) -> Self {
+        let len = file.metadata().map_or(0, |metadata| metadata.len());
+        Self { len, ..Self::new(file) }
+    }
+}
+
 impl<W: Write> Output<W> {
     fn new(out: W) -> Self {
-        Self { out, is_torn: false, is_failing: false }
+        Self { out, len: 0, is_torn: false, is_failing: false }
     }
 
     /// Writes a batch, and says in the program's own log when that begins and ceases to fail.
@@ -208,7 +246,10 @@ impl<W: Write> Output<W> {
         while !rest.is_empty() {
             match self.out.write(rest) {
                 Ok(0) => return Err(self.give_up(batch, rest, ErrorKind::WriteZero.into())),
-                Ok(taken) => rest = &rest[taken..],
+                Ok(taken) => {
+                    rest = &rest[taken..];
+                    self.len += taken as u64;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => (),
                 // Some supervisors hand out a stdout that does not block.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && pauses < MAX_PAUSES => {

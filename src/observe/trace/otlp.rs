@@ -1,15 +1,14 @@
 //! Spans as OTLP has them.
 
+mod message;
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
+use message::{
+    AnyValue, AnyValueKind, ExportTraceServiceRequest, ExportTraceServiceResponse,
+    InstrumentationScope, KeyValue, Resource, ResourceSpans, ScopeSpans, SpanKind, Status,
+    StatusCode,
 };
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
-use opentelemetry_proto::tonic::resource::v1::Resource;
-use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use opentelemetry_proto::tonic::trace::v1::{self, ResourceSpans, ScopeSpans, SpanFlags, Status};
 use prost::Message;
 
 use super::{Kind, Placed, Span};
@@ -37,15 +36,15 @@ impl Frame {
         let attributes = [("service.name", service_name), ("service.version", &version)];
         let attributes = attributes.map(|(key, value)| pair(key, Value::from(value)));
         Self {
-            resource: Resource { attributes: attributes.into(), ..Resource::default() },
-            scope: InstrumentationScope { name, version, ..InstrumentationScope::default() },
+            resource: Resource { attributes: attributes.into() },
+            scope: InstrumentationScope { name, version },
         }
     }
 
     /// The body of a request that tells of these spans.
     pub(super) fn around(&self, spans: impl Iterator<Item = Placed>) -> Vec<u8> {
         let scope = Some(self.scope.clone());
-        let spans = spans.map(v1::Span::from).collect();
+        let spans = spans.map(message::Span::from).collect();
         let scope_spans = vec![ScopeSpans { scope, spans, schema_url: SCHEMA.to_owned() }];
         let resource = Some(self.resource.clone());
         let of_us = ResourceSpans { resource, scope_spans, schema_url: SCHEMA.to_owned() };
@@ -53,7 +52,7 @@ impl Frame {
     }
 }
 
-impl From<Placed> for v1::Span {
+impl From<Placed> for message::Span {
     fn from(Placed { trace, parent, is_parent_remote, span }: Placed) -> Self {
         let Span { id, name, kind, started, ended, mut attributes, error } = span;
         attributes.extend(error.as_deref().map(|word| ("error.type", word.into())));
@@ -62,8 +61,8 @@ impl From<Placed> for v1::Span {
             span_id: id.as_bytes().to_vec(),
             parent_span_id: parent.map(|span| span.as_bytes().to_vec()).unwrap_or_default(),
             flags: SAMPLED
-                | SpanFlags::ContextHasIsRemoteMask as u32
-                | if is_parent_remote { SpanFlags::ContextIsRemoteMask as u32 } else { 0 },
+                | message::HAS_IS_REMOTE
+                | if is_parent_remote { message::IS_REMOTE } else { 0 },
             name,
             kind: match kind {
                 Kind::Internal => SpanKind::Internal.into(),
@@ -74,7 +73,6 @@ impl From<Placed> for v1::Span {
             attributes: attributes.into_iter().map(|(key, value)| pair(key, value)).collect(),
             status: error
                 .map(|word| Status { code: StatusCode::Error.into(), message: word.into_owned() }),
-            ..Self::default()
         }
     }
 }
@@ -82,10 +80,10 @@ impl From<Placed> for v1::Span {
 impl From<Value> for AnyValue {
     fn from(value: Value) -> Self {
         let value = match value {
-            Value::Text(text) => any_value::Value::StringValue(text),
-            Value::Count(count) => any_value::Value::IntValue(count),
-            Value::Float(number) => any_value::Value::DoubleValue(number),
-            Value::Is(is) => any_value::Value::BoolValue(is),
+            Value::Text(text) => AnyValueKind::String(text),
+            Value::Count(count) => AnyValueKind::Int(count),
+            Value::Float(number) => AnyValueKind::Double(number),
+            Value::Is(is) => AnyValueKind::Bool(is),
         };
         Self { value: Some(value) }
     }
@@ -123,7 +121,7 @@ pub(super) fn refused(answer: &[u8]) -> usize {
 }
 
 fn pair(key: &str, value: Value) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: Some(value.into()), ..KeyValue::default() }
+    KeyValue { key: key.to_owned(), value: Some(value.into()) }
 }
 
 fn nanoseconds(time: SystemTime) -> u64 {

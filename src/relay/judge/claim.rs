@@ -30,6 +30,11 @@ pub(super) fn claims_relay(commit: &Commit, committer: &str) -> bool {
     name == our_name || address == our_address
 }
 
+/// Whether the author's name or address has characters that move what a terminal shows.
+pub(super) fn hides_author(commit: &Commit) -> bool {
+    String::from_utf8_lossy(&commit.author).chars().any(char::is_control)
+}
+
 /// Whether its time is none that somebody may have worked at, or its zone none on Earth.
 pub(super) fn is_untimely(commit: &Commit, now: SystemTime) -> bool {
     let (_, date) = commit.signature();
@@ -42,6 +47,12 @@ pub(super) fn is_untimely(commit: &Commit, now: SystemTime) -> bool {
     !(EARLIEST..=latest.as_secs()).contains(&seconds)
         || !ZONES.contains(&zone)
         || zone.abs() % 100 >= 60
+}
+
+/// Whether other readers see other text in it than this one does, who reads UTF-8.
+pub(super) fn is_in_foreign_encoding(commit: &Commit) -> bool {
+    let is_text = |bytes: &[u8]| str::from_utf8(bytes).is_ok();
+    commit.encoding.is_some() || !is_text(&commit.author) || !is_text(&commit.message)
 }
 
 fn is_dash(letter: char) -> bool {

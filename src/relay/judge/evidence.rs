@@ -50,9 +50,10 @@ impl Evidence {
                 !secrets.is_empty()
             });
         }
+        let paths = first_paths(&changes);
         for (name, secrets) in found {
-            let path = changes.iter().find(|change| change.after.name == name).map(|it| &it.path);
-            evidence.secrets.extend(secrets.into_values().map(|kind| (path.cloned(), kind)));
+            let path = paths.get(&name).map(|path| path.to_vec());
+            evidence.secrets.extend(secrets.into_values().map(|kind| (path.clone(), kind)));
         }
         let told = told(work, &changes, &scanner);
         evidence.secrets.extend(told.into_values().map(|kind| (None, kind)));
@@ -115,6 +116,15 @@ impl Evidence {
     }
 }
 
+/// Returns the first path at which each object stands: an agent may have a credential in each of many.
+fn first_paths(changes: &[Change]) -> BTreeMap<Sha, &[u8]> {
+    let mut paths = BTreeMap::new();
+    for change in changes {
+        paths.entry(change.after.name).or_insert(&change.path[..]);
+    }
+    paths
+}
+
 /// What all commits come to, beside what there would be without them.
 ///
 /// Where the agent has merged the newer base, that is what git makes of the two by itself. It is not enough to leave out
@@ -173,8 +183,8 @@ fn between(work: &Quarantined, from: Sha) -> Result<Vec<Change>, Error> {
 /// What each commit changes; of a merge, what is in none of its parents.
 fn history(work: &Quarantined) -> Result<Vec<Change>, Error> {
     let mut names = String::new();
-    for commit in &work.commits {
-        let _ = writeln!(names, "{}", commit.name);
+    for name in &work.names {
+        let _ = writeln!(names, "{name}");
     }
     let call = work.call("diff-tree").words(DIFF).words(["-c", "--no-commit-id", "--stdin"]);
     parsed(&call.input(Input::Bytes(names.into_bytes())).bytes().map_err(refused)?)
@@ -199,8 +209,7 @@ fn secrets(work: &Quarantined, blobs: BTreeSet<Sha>, scanner: &Scanner) -> Resul
 /// Secrets in messages, names, and whatever else stands in a commit.
 fn told(work: &Quarantined, changes: &[Change], scanner: &Scanner) -> Found {
     let mut found = Found::new();
-    let messages = work.commits.iter().flat_map(|commit| [&commit.head, &commit.message]);
-    for text in messages.chain(changes.iter().map(|change| &change.path)) {
+    for text in work.texts.iter().chain(changes.iter().map(|change| &change.path)) {
         scanner.scan(&mut Text::default(), text, &mut found);
     }
     found
@@ -212,7 +221,7 @@ fn read(work: &Quarantined, blobs: BTreeSet<Sha>, take: impl FnMut(Part<'_>)) ->
         let _ = writeln!(names, "{name}");
     }
     // As large as what may come in, and larger: blobs of before are read as well.
-    let limits = git::Limits { output_bytes: u64::MAX, ..work.allowance };
+    let limits = git::Limits { output_bytes: u64::MAX, ..work.allowance() };
     let call = work.call("cat-file").word("--batch").limits(limits);
     call.input(Input::Bytes(names.into_bytes())).objects(take).map_err(refused)
 }
@@ -245,7 +254,16 @@ fn leads_outside(path: &[u8], target: &[u8]) -> bool {
 /// Also that of systems which have another.
 const SEPARATORS: [char; 2] = ['/', '\\'];
 
-const DIFF: &[&str] = &["-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff"];
+const DIFF: &[&str] = &[
+    "-r",
+    "-z",
+    "--raw",
+    "--root",
+    "--no-abbrev",
+    "--no-renames",
+    "--no-ext-diff",
+    "--ignore-submodules=none",
+];
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// No link that works is longer.

@@ -53,16 +53,31 @@ impl From<Pattern> for String {
     }
 }
 
-/// Patterns are the operator's, and short: each `**` may well try every place.
+/// Matches segment by segment. Where it does not go on, the last `**` takes one segment more: what an earlier one could
+/// take instead, that one can take, too. So the work is bounded by the product of the two lengths.
 fn match_all(pattern: &[String], path: &[&str]) -> bool {
-    match pattern.split_first() {
-        None => path.is_empty(),
-        Some((first, rest)) if first == "**" => {
-            (0..=path.len()).any(|skipped| match_all(rest, &path[skipped..]))
+    let (mut wanted, mut given) = (0, 0);
+    // Where the pattern goes on behind the last `**`, and from which segment on that was tried.
+    let mut again: Option<(usize, usize)> = None;
+    loop {
+        match (pattern.get(wanted), path.get(given)) {
+            (None, None) => return true,
+            (Some(any), _) if any == "**" => {
+                wanted += 1;
+                again = Some((wanted, given));
+            }
+            (Some(one), Some(segment)) if match_one(one.as_bytes(), segment.as_bytes()) => {
+                wanted += 1;
+                given += 1;
+            }
+            _ => match again.filter(|(_, tried)| *tried < path.len()) {
+                Some((behind, tried)) => {
+                    (wanted, given) = (behind, tried + 1);
+                    again = Some((behind, tried + 1));
+                }
+                None => return false,
+            },
         }
-        Some((first, rest)) => path.split_first().is_some_and(|(segment, others)| {
-            match_one(first.as_bytes(), segment.as_bytes()) && match_all(rest, others)
-        }),
     }
 }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::pattern::Pattern;
 use super::secret::Kind;
 use super::seen::folded;
+use crate::relay::artifact::KeptLimits;
 use crate::relay::{extract, quarantine};
 
 /// The relay's settings.
@@ -13,6 +14,7 @@ use crate::relay::{extract, quarantine};
 pub struct Config {
     pub extract: extract::Limits,
     pub quarantine: quarantine::Limits,
+    pub kept: KeptLimits,
     pub policy: Policy,
 }
 
@@ -31,6 +33,7 @@ pub struct Policy {
     pub lfs_pointer: Ruling,
     pub claims_provenance: Ruling,
     pub strange_date: Ruling,
+    pub foreign_encoding: Ruling,
     pub work_elsewhere: Ruling,
     pub secret: Ruling,
     pub paths: Vec<Paths>,

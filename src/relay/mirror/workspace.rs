@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::super::{Error, Lease};
-use super::{BranchState, Mirror, own_ref};
+use super::{BranchState, FETCHED_BYTES, Mirror, own_ref};
 use crate::base::tree;
-use crate::git::Limits;
+use crate::git::{self, Limits};
 
 /// Whom the files are given to: the sandbox's user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,38 @@ pub struct Author {
 }
 
 impl Mirror {
+    /// Measures what a checkout of the run's branch would come to, as a workspace is measured, before any of it is written:
+    /// who names the repository has chosen how much that is.
+    ///
+    /// # Errors
+    /// [`Error::Large`] where it is more than `most_bytes`, or more than [`MAX_NAMES`].
+    pub fn measure_checkout(&self, state: &BranchState, most_bytes: u64) -> Result<(), Error> {
+        let large = |what| Err(Error::Large { branch: state.branch.clone(), what });
+        // Their number first: for a size, git looks at each object.
+        let is_long = match self.tally(state, "%(objecttype)") {
+            Err(error) if error.is_costly() => true,
+            tally => tally?.names > MAX_NAMES,
+        };
+        if is_long {
+            return large(format!("more than {MAX_NAMES} names"));
+        }
+        match self.tally(state, "%(objecttype) %(objectsize)")?.bytes {
+            bytes if bytes > most_bytes => large(format!("{bytes} bytes, of {most_bytes}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lists all names of a checkout. Git is ended when it has said more than so many names take.
+    fn tally(&self, state: &BranchState, format: &str) -> Result<Tally, git::Error> {
+        let mut tally = Tally::default();
+        let output_bytes = MAX_NAMES.saturating_mul(NAME_LINE_BYTES);
+        let words = ["-r", "-t", "--full-tree", &format!("--format={format}")];
+        let call = self.call("ls-tree").words(words).word(state.start.to_string());
+        call.limits(Limits { output_bytes, ..Limits::default() })
+            .pieces(|piece| tally.read(piece))?;
+        Ok(tally)
+    }
+
     /// Makes a repository in `workspace` with the run's branch checked out, and the base as `origin/<base>`.
     ///
     /// The directory is made here, or is empty and ours alone. It is the agent's when this returns, and git on this
@@ -99,6 +131,35 @@ impl Mirror {
     }
 }
 
+/// What `ls-tree` has listed by now, a kind and a size in each line.
+#[derive(Default)]
+struct Tally {
+    names: u64,
+    bytes: u64,
+    /// Of the size that is being read.
+    size: u64,
+}
+
+impl Tally {
+    /// Digits are a size's only: what has none has no content here.
+    fn read(&mut self, piece: &[u8]) {
+        for byte in piece {
+            match byte {
+                b'0'..=b'9' => {
+                    let digit = u64::from(byte - b'0');
+                    self.size = self.size.saturating_mul(10).saturating_add(digit);
+                }
+                b'\n' => {
+                    self.names += 1;
+                    let blocks = std::mem::take(&mut self.size).div_ceil(BLOCK).max(1);
+                    self.bytes = self.bytes.saturating_add(blocks.saturating_mul(BLOCK));
+                }
+                _ => (),
+            }
+        }
+    }
+}
+
 /// Whether the directory is empty and only for us, as it is when it has just been made.
 fn make_private(path: &Path) -> io::Result<bool> {
     match DirBuilder::new().mode(0o700).create(path) {
@@ -114,9 +175,19 @@ fn make_private(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Names in one checkout, directories included. The largest repositories that people work in have fewer.
+pub const MAX_NAMES: u64 = 500_000;
+
+/// A kind and a size of 20 digits.
+const NAME_LINE_BYTES: u64 = 32;
+
+/// What a name takes at least, as in the measure of a workspace.
+const BLOCK: u64 = 4096;
+
+/// The bundle is no larger than what was fetched.
 const LARGE: Limits = Limits {
     time: Duration::from_mins(10),
     output_bytes: 16 << 20,
-    memory_bytes: 8 << 30,
-    file_bytes: 32 << 30,
+    memory_bytes: FETCHED_BYTES + (1 << 30),
+    file_bytes: FETCHED_BYTES,
 };

@@ -1,12 +1,12 @@
 //! The agent's commits made anew by the relay, and whether the patches that people read come to the same.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
-use super::Quarantined;
+use super::{Quarantined, Refusal, named};
 use crate::git::{self, Input};
 use crate::relay::{Error, Sha};
 
@@ -90,26 +90,45 @@ impl Quarantined {
         let disk = |source| Error::Disk { path: directory.clone(), source };
         let trailers = provenance.to_trailers();
         let (mut made, mut names, mut list) = (HashMap::new(), vec![], String::new());
+        let mut texts = vec![];
         // Parents come before their children.
         for (at, commit) in self.commits.iter().enumerate() {
             let content = commit.anew(&made, &provenance.committer, &trailers);
             let name = Sha::of("commit", &content);
             made.insert(commit.name, name);
-            names.push(Some(name));
+            names.push(name);
             let path = directory.join(at.to_string());
-            fs::write(&path, content).map_err(disk)?;
+            fs::write(&path, &content).map_err(disk)?;
+            texts.push(content);
             let _ = writeln!(list, "{}", path.display());
         }
         // All of them in one process, which checks their form and says their names.
         let words = ["-t", "commit", "-w", "--no-filters", "--stdin-paths"];
         let call = self.call("hash-object").words(words).input(Input::Bytes(list.into_bytes()));
         let said = call.text()?;
-        if !said.lines().map(|name| Sha::parse(name.as_bytes())).eq(names) {
+        if named(said.as_bytes(), "hash-object")? != names {
             return Err(git::Error::Senseless { what: "hash-object".to_owned() }.into());
         }
         self.tip = made.get(&self.tip).copied().expect("the tip is one of the commits");
         self.committer = Some(provenance.committer.clone());
+        self.texts.extend(texts);
+        // Two of the agent's that come to one are one.
+        let mut seen = BTreeSet::new();
+        names.retain(|name| seen.insert(*name));
+        self.names = names;
+        self.confirm(&seen)?;
         Ok(self)
+    }
+
+    /// Checks that the new tip leads to the commits that were `made`, and to no others, and that all it leads to is within
+    /// the limits: this is what will be judged and pushed.
+    fn confirm(&self, made: &BTreeSet<Sha>) -> Result<(), Error> {
+        let (cell, known) = (self.cell(), self.state.known());
+        let found: BTreeSet<_> = cell.listed(self.tip, &known)?.into_iter().collect();
+        if found != *made {
+            return Err(Refusal::Unseen.into());
+        }
+        cell.weigh(self.tip, &known).map(drop)
     }
 }
 

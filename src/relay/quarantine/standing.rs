@@ -17,10 +17,13 @@ impl Quarantined {
         let objects = lease.directory("standing")?;
         let cell = Cell { mirror, objects: &objects, limits };
         let (tip, base) = (state.start, state.base_tip);
-        let commits = cell.listed(tip, &[format!("^{base}")])?;
-        let Some(newest) = commits.last() else { return Ok(None) };
-        let (tree, allowance) = (newest.tree, cell.allowance());
-        let start = cell.parting(base, tip)?;
+        let names = cell.listed(tip, &[format!("^{base}")])?;
+        if names.is_empty() {
+            return Ok(None);
+        }
+        // Others than agents commit there, in whatever form: their commits are looked at as git reads them.
+        let texts = cell.read(names.clone())?.into_iter().map(|raw| raw.content).collect();
+        let (tree, start) = (cell.tree_of(tip)?, cell.parting(base, tip)?);
         Ok(Some(Self {
             mirror: mirror.clone(),
             lease: lease.clone(),
@@ -28,16 +31,25 @@ impl Quarantined {
             tree,
             tip,
             objects,
-            commits,
+            commits: vec![],
+            names,
+            texts,
             mode: Mode::Bundled(Unlike::NotReplayed),
             committer: None,
             has_work_elsewhere: false,
-            allowance,
+            limits: *limits,
         }))
     }
 }
 
 impl Cell<'_> {
+    fn tree_of(&self, commit: Sha) -> Result<Sha, Error> {
+        let call = self.call("rev-parse").words(["--verify", "--end-of-options"]);
+        let said = call.word(format!("{commit}^{{tree}}")).text()?;
+        let senseless = || git::Error::Senseless { what: "rev-parse".to_owned() };
+        Ok(Sha::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
+    }
+
     /// Where two branches part. Where they have nothing in common, all of the one is beside all of the other.
     fn parting(&self, base: Sha, tip: Sha) -> Result<Sha, Error> {
         let call = self.call("merge-base").words([base.to_string(), tip.to_string()]);

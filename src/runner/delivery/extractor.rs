@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 use crate::relay::artifact::Spool;
-use crate::relay::extract::Command;
-use crate::relay::{Artifacts, Git};
+use crate::relay::extract::{Command, OWN_REPOSITORY, make_repository};
+use crate::relay::{Artifacts, Git, Sha};
+use crate::runner::directory::make_socket_dir;
 use crate::sandbox::output::{Output, Stream};
-use crate::sandbox::spec::{Access, Limits, Root, Workspace};
+use crate::sandbox::spec::{Access, Limits, Mount, Root, Workspace};
 use crate::sandbox::{self, Cause, Driver, RunSpec, embedded};
 
 /// Where the work is taken out: a sandbox like the agent's, and this machine's programs if they can be had.
@@ -24,11 +25,13 @@ pub(super) struct Extractor {
     order: sandbox::Order,
     /// This machine's git, where the sandbox has this machine's programs.
     git: Option<PathBuf>,
+    /// When the taking out is over, whatever is asked by then: the run's branch and place wait for it.
+    deadline: Instant,
 }
 
 impl Extractor {
-    /// Of a run that is over, and whose workspace is a directory.
-    pub(super) fn new(driver: &Driver, order: &sandbox::Order, git: &Git) -> Self {
+    /// Of a run that is over, and whose workspace is a directory. All that is asked takes no more than `time`.
+    pub(super) fn new(driver: &Driver, order: &sandbox::Order, git: &Git, time: Duration) -> Self {
         let spec = &order.spec;
         // This machine's git is the one that the rest of the relay uses, and no image needs one then.
         let can_embed = rustix::process::geteuid().is_root();
@@ -48,9 +51,12 @@ impl Extractor {
             mounts: vec![],
             volumes: vec![],
             init: None,
+            // Git has nothing to bring to an end, and what it was made to start has no claim to time.
+            grace: Duration::ZERO,
             ..spec.clone()
         };
-        Self { driver, order: sandbox::Order { spec, ..order.clone() }, git }
+        let order = sandbox::Order { spec, ..order.clone() };
+        Self { driver, order, git, deadline: Instant::now() + time }
     }
 
     /// What a command says, where that is not much.
@@ -59,8 +65,18 @@ impl Extractor {
         artifacts: &Artifacts,
         command: &Command,
     ) -> anyhow::Result<Vec<u8>> {
+        self.answer_beside(artifacts, command, None).await
+    }
+
+    /// What a command says that is asked of a repository of the relay's own, which has `head` checked out.
+    pub(super) async fn answer_beside(
+        &self,
+        artifacts: &Artifacts,
+        command: &Command,
+        head: Option<Sha>,
+    ) -> anyhow::Result<Vec<u8>> {
         let path = artifacts.directory().join("answer");
-        let filled = self.fill(artifacts, &path, command).await;
+        let filled = self.fill_beside(artifacts, &path, (command, head)).await;
         let answer = fs::read(&path);
         // Nobody needs it any more, whatever has become of it.
         let _ = fs::remove_file(&path);
@@ -75,12 +91,22 @@ impl Extractor {
         path: &Path,
         command: &Command,
     ) -> anyhow::Result<()> {
+        self.fill_beside(artifacts, path, (command, None)).await
+    }
+
+    async fn fill_beside(
+        &self,
+        artifacts: &Artifacts,
+        path: &Path,
+        (command, head): (&Command, Option<Sha>),
+    ) -> anyhow::Result<()> {
+        let end = self.deadline.min(Instant::now() + command.time);
         let spool = artifacts.spool(PathBuf::from(path), command.output_bytes)?;
         let mut sink = Sink { spool, failure: None };
         let mut output = Output::of(Stream::Stdout, KEPT_BYTES, &mut sink);
-        let order = self.order(command)?;
+        let order = self.order(command, head)?;
         let until = async {
-            sleep(command.time).await;
+            sleep_until(end).await;
             Cause::Deadline
         };
         let ended = Box::pin(self.driver.run(&order, &mut output, until)).await;
@@ -100,16 +126,29 @@ impl Extractor {
         Ok(sink.spool.finish()?)
     }
 
-    fn order(&self, Command { argv, env, time, .. }: &Command) -> anyhow::Result<sandbox::Order> {
+    fn order(
+        &self,
+        Command { argv, env, time, .. }: &Command,
+        head: Option<Sha>,
+    ) -> anyhow::Result<sandbox::Order> {
         let mut order = self.order.clone();
         // Its name is the agent's sandbox's, which is gone; what that has left in the run's directory is not in its way.
         order.directory.push("extract");
         fs::create_dir(&order.directory)?;
+        // The run's socket is not in it.
+        order.spec.socket_dir = order.directory.join("sock");
+        make_socket_dir(&order.spec.socket_dir)?;
+        if let Some(head) = head {
+            let source = order.directory.join("git");
+            make_repository(&source, head)?;
+            let target = PathBuf::from(OWN_REPOSITORY);
+            order.spec.mounts = vec![Mount { source, target, access: Access::ReadOnly }];
+        }
         order.spec.argv.clone_from(argv);
         if let (Some(git), Some(program)) = (&self.git, order.spec.argv.first_mut()) {
             *program = git.display().to_string();
         }
-        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         order.spec.env = env.collect();
         order.spec.limits.max_runtime = *time + SPARE;
         Ok(order)
@@ -164,3 +203,63 @@ const KEPT_BYTES: usize = 4 << 10;
 
 /// The command's own time ends it; this is for a runner that is gone.
 const SPARE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::sandbox::spec::{HOSTS, Stamp};
+
+    /// L3, R5: who takes work out has no way to the run's gateway, nothing that the run was shown, and no grace.
+    #[test]
+    fn an_extractor_has_nothing_of_the_runs_but_the_workspace() {
+        let place = tempfile::tempdir().expect("there is a place for it");
+        let own = |name: &str| place.path().join(name);
+        let (driver, run) = (Driver::Embedded(embedded::Settings::default()), own("run"));
+        fs::create_dir_all(run.join("sock")).expect("made");
+        let shown =
+            Mount { source: own("secret"), target: "/secret".into(), access: Access::ReadWrite };
+        let spec = RunSpec {
+            run: "run-1".to_owned(),
+            root: Root::Host,
+            argv: vec!["agent".to_owned()],
+            uid: 1001,
+            env: BTreeMap::from([("OWN".to_owned(), "value".to_owned())]),
+            limits: Limits::default(),
+            grace: Duration::from_hours(1),
+            workspace: Workspace::Directory { path: own("workspace"), access: Access::ReadWrite },
+            mounts: vec![shown],
+            volumes: vec![],
+            socket_dir: run.join("sock"),
+            init: Some(own("cogni-init")),
+        };
+        let owner = sandbox::Owner::this().expect("it is there");
+        let (run_dir, deadline) = (place.path().to_owned(), SystemTime::now());
+        let order =
+            sandbox::Order { spec, stamp: Stamp { owner, run_dir, deadline }, directory: run };
+        let git = Git::find(&own("home")).expect("there is a git");
+        let extractor = Extractor::new(&driver, &order, &git, Duration::from_mins(2));
+        let command = Command {
+            argv: vec!["git".to_owned()],
+            env: vec![],
+            time: Duration::from_mins(1),
+            output_bytes: 1,
+        };
+        let order = extractor.order(&command, Some(Sha::NONE)).expect("made");
+        let spec = &order.spec;
+        assert_eq!(spec.socket_dir, own("run/extract/sock"));
+        let names: Vec<_> = fs::read_dir(&spec.socket_dir)
+            .expect("made")
+            .map(|entry| entry.expect("it is there").file_name())
+            .collect();
+        assert_eq!(names, [HOSTS]);
+        let targets: Vec<_> =
+            spec.mounts.iter().map(|mount| (&*mount.target, mount.access)).collect();
+        assert_eq!(targets, [(Path::new(OWN_REPOSITORY), Access::ReadOnly)]);
+        assert_eq!((spec.grace, &spec.init, spec.env.len()), (Duration::ZERO, &None, 0));
+        let path = own("workspace");
+        assert_eq!(spec.workspace, Workspace::Directory { path, access: Access::ReadOnly });
+    }
+}

@@ -4,6 +4,9 @@
 //! nothing of the sandbox still runs.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -12,19 +15,19 @@ use tokio::task::spawn_blocking;
 
 use super::extractor::Extractor;
 use super::taking::{self, Taken};
-use crate::delivery::outbox::{Desk, Plan};
+use crate::delivery::outbox::{self, Desk, Plan};
 use crate::delivery::{self, Delivered, Relay};
 use crate::relay::repository::Repository;
 use crate::relay::{self, Lease};
 use crate::runner::directory::Directory;
 use crate::runner::sweep::{Engine, Fate, Found, Kind, Sweep};
-use crate::sandbox::spec::{Access, Limits, Root, Stamp, Workspace};
+use crate::sandbox::spec::{Access, Limits, Root, Stamp, UID, Workspace};
 use crate::sandbox::{self, Driver, Owner, RunSpec, embedded, name_of};
 
 /// Takes out what was left at a branch, for whoever has it.
 ///
 /// # Errors
-/// Something of it may still run, or the outbox does not work.
+/// Something of it may still run, it cannot come out yet, or the outbox does not work.
 pub(super) async fn take_out_at(
     relay: &Arc<Relay>,
     repository: &Repository,
@@ -32,24 +35,40 @@ pub(super) async fn take_out_at(
 ) -> anyhow::Result<()> {
     let (owner, place, key) = (relay.clone(), repository.clone(), lease.branch().key().clone());
     for desk in spawn_blocking(move || owner.outbox().desks_at(&place, &key)).await?? {
-        Box::pin(take_out(relay, &desk)).await?;
+        let taken = Box::pin(take_out(relay, &desk)).await?;
+        if let Taken::Left(desk) = taken
+            && desk.due.is_some()
+        {
+            let (id, why) = (desk.id, desk.left.unwrap_or_default());
+            return Err(delivery::Error::Waiting { id, why }.into());
+        }
     }
     Ok(())
 }
 
-/// Takes out whatever was left, but for branches that a run is at. What does not come out now is logged.
+/// Takes out whatever was left and is due, but for branches that a run is at. What does not come out now is logged.
 ///
 /// # Errors
 /// The outbox does not work.
 pub async fn take_out_left(relay: &Arc<Relay>) -> anyhow::Result<()> {
     let owner = relay.clone();
     let desks = spawn_blocking(move || owner.outbox().desks()).await??;
-    for desk in desks.into_iter().filter(Desk::is_open) {
-        if let Err(error) = Box::pin(take_out_free(relay, &desk.id)).await {
-            tracing::warn!(relay = desk.id, "what a run has left is not taken out: {error:#}");
+    for desk in desks.into_iter().filter(|desk| desk.is_open() && desk.is_due()) {
+        match Box::pin(take_out_free(relay, &desk.id)).await {
+            // Its run has ended since they were listed, and has taken it out itself.
+            Err(error) if is_gone(&error) => (),
+            Err(error) => {
+                tracing::warn!(relay = desk.id, "what a run has left is not taken out: {error:#}");
+            }
+            Ok(_) => (),
         }
     }
     Ok(())
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    let found = error.downcast_ref();
+    matches!(found, Some(delivery::Error::Outbox(outbox::Error::Unknown(_))))
 }
 
 /// Takes out what a run has left, if it has.
@@ -119,10 +138,12 @@ async fn take_out(relay: &Arc<Relay>, desk: &Desk) -> anyhow::Result<Taken> {
     let owner = Owner::this().context("`/proc` cannot be read")?;
     let name = format!("left-{}", desk.id);
     let directory = Directory::create(run_dir, &name, &owner)?;
+    taking::give_back(desk).await?;
     let spec = RunSpec {
         run: name,
         root: Root::Host,
         argv: vec![],
+        uid: user_of(&desk.workspace),
         env: BTreeMap::new(),
         limits: Limits::default(),
         grace: Duration::ZERO,
@@ -138,12 +159,18 @@ async fn take_out(relay: &Arc<Relay>, desk: &Desk) -> anyhow::Result<Taken> {
         directory: directory.path().to_owned(),
     };
     let driver = Driver::Embedded(embedded::Settings::default());
-    let extractor = Extractor::new(&driver, &order, relay.git());
+    let extractor = Extractor::new(&driver, &order, relay.git(), relay.limits().time);
     let taken = Box::pin(taking::take_out(relay, &extractor, desk, None)).await?;
     if let Taken::Work(job) = &taken {
         relay.found(job).await?;
     }
     Ok(taken)
+}
+
+/// The user that has worked there. A directory that is root's own was never given to a sandbox.
+fn user_of(workspace: &Path) -> u32 {
+    let found = fs::symlink_metadata(workspace).map(|found| found.uid());
+    found.ok().filter(|uid| *uid != 0).unwrap_or(UID)
 }
 
 /// Takes away what is left of the sandbox.

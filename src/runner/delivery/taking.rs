@@ -5,18 +5,20 @@
 //! does then.
 
 mod away;
+mod ignored;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 
 use super::extractor::Extractor;
-use crate::base::tree;
-use crate::delivery::Relay;
+use crate::base::{disk, tree};
 use crate::delivery::outbox::{Desk, Job, Order, Plan, Words};
-use crate::relay::Artifacts;
-use crate::relay::extract::{Announced, Commands};
-use crate::sandbox::spec::WORKSPACE;
+use crate::delivery::{self, Relay};
+use crate::relay::extract::{Announced, Commands, OWN_REPOSITORY};
+use crate::relay::{Artifacts, Sha};
+use crate::sandbox::{self, spec::WORKSPACE};
 
 /// What has come of it.
 pub(super) enum Taken {
@@ -54,54 +56,66 @@ pub(super) async fn take_out(
     desk: &Desk,
     words: Option<Words>,
 ) -> anyhow::Result<Taken> {
-    if desk.left.is_some() && desk.is_open() {
+    if desk.is_in_the_way() {
         return Ok(Taken::Left(put_away(relay, desk.clone()).await?));
     }
     let place = Artifacts::create(&desk.plan.artifacts)?;
-    let why = match look(relay, extractor, desk, &place).await {
+    let commands = Commands::new(&desk.plan.state, WORKSPACE, OWN_REPOSITORY, relay.limits());
+    let remove_ignored = ignored::remove(extractor, &place, (desk, &commands.ignored));
+    let why = match look(relay, extractor, (desk, &commands), &place).await {
         Ok(Found::Work(work)) => {
+            if work.rest.is_some() {
+                remove_ignored.await;
+            }
             let added = Box::pin(add(relay, desk, work, words));
             return Ok(Taken::Work(added.await?));
         }
         Ok(Found::Nothing) => {
-            clear(relay, desk, place).await?;
+            clear(relay, desk, place.clone()).await?;
             return Ok(Taken::Nothing);
         }
         Ok(Found::Other(what)) => what.to_owned(),
         Err(error) => {
             tracing::error!(run = desk.plan.facts.run, "cannot take the work out: {error:#}");
+            let wait = is_ours(&error).then(|| delivery::wait_after(desk.attempts)).flatten();
+            if let Some(wait) = wait {
+                return Ok(Taken::Left(put_off(relay, desk, (wait, format!("{error:#}"))).await?));
+            }
             format!("{error:#}")
         }
     };
+    remove_ignored.await;
     Ok(Taken::Left(keep(relay, desk, why).await?))
 }
 
 async fn look(
     relay: &Arc<Relay>,
     extractor: &Extractor,
-    desk: &Desk,
+    (desk, commands): (&Desk, &Commands),
     place: &Artifacts,
 ) -> anyhow::Result<Found> {
-    let commands = Commands::new(&desk.plan.state, WORKSPACE, relay.limits());
     let facts = extractor.answer(place, &commands.facts).await?;
     let Some(announced) = Announced::parse(&facts, 0)? else {
         if !extractor.answer(place, &commands.elsewhere).await?.is_empty() {
             return Ok(Found::Other(ELSEWHERE));
         }
-        let uncommitted = extractor.answer(place, &commands.uncommitted).await?;
+        let head = extractor.answer(place, &commands.head).await.unwrap_or_default();
+        let head = Sha::parse(head.trim_ascii_end()).unwrap_or(desk.plan.state.start);
+        let uncommitted = &commands.uncommitted;
+        let uncommitted = extractor.answer_beside(place, uncommitted, Some(head)).await?;
         return Ok(if uncommitted.is_empty() { Found::Nothing } else { Found::Other(UNCOMMITTED) });
     };
     // A `HEAD` that names nothing is no failure.
     let head = extractor.answer(place, &commands.head).await.unwrap_or_default();
     let announced = announced.with_head(&head);
-    let rest = rest(extractor, place, &commands).await;
+    let rest = rest(extractor, place, commands).await;
     if rest.is_none() {
-        fill(extractor, place, &commands).await?;
+        fill(extractor, place, commands).await?;
         return Ok(Found::Work(Work { announced, place: place.clone(), rest }));
     }
     // The workspace stays where it is, and what is delivered goes from beside it.
     let own = relay.artifacts()?;
-    if let Err(error) = fill(extractor, &own, &commands).await {
+    if let Err(error) = fill(extractor, &own, commands).await {
         own.discard()?;
         return Err(error);
     }
@@ -179,6 +193,32 @@ async fn clear(relay: &Arc<Relay>, desk: &Desk, place: Artifacts) -> anyhow::Res
     spawn_blocking(clear).await?
 }
 
+/// Whether this machine is why the work did not come out, and not the work: then the same may come out later.
+fn is_ours(error: &anyhow::Error) -> bool {
+    disk::may_pass(error.as_ref())
+        || error.chain().any(<dyn std::error::Error>::is::<sandbox::Error>)
+}
+
+/// Leaves everything where it is until the next attempt. No run begins at the branch meanwhile.
+async fn put_off(
+    relay: &Arc<Relay>,
+    desk: &Desk,
+    (wait, why): (Duration, String),
+) -> anyhow::Result<Box<Desk>> {
+    let (relay, desk) = (relay.clone(), desk.clone());
+    let put_off = move || relay.outbox().put_desk_off(&desk, wait, &why);
+    Ok(Box::new(spawn_blocking(put_off).await??))
+}
+
+/// Makes a workspace that was kept one that git can look into: its own user has it.
+pub(super) async fn give_back(desk: &Desk) -> anyhow::Result<()> {
+    if desk.left.is_none() || !desk.is_own() {
+        return Ok(());
+    }
+    let workspace = desk.workspace.clone();
+    Ok(spawn_blocking(move || away::give_back(&workspace)).await??)
+}
+
 /// Keeps a workspace, and says why.
 async fn keep(relay: &Arc<Relay>, desk: &Desk, why: String) -> anyhow::Result<Box<Desk>> {
     let (outbox, desk) = (relay.clone(), desk.clone());
@@ -187,12 +227,16 @@ async fn keep(relay: &Arc<Relay>, desk: &Desk, why: String) -> anyhow::Result<Bo
     if left.is_open() { put_away(relay, left).await } else { Ok(Box::new(left)) }
 }
 
-/// Puts away what is left in a workspace that other runs come into. Nobody is locked out of it where that cannot be done.
+/// Puts away what is left in a workspace that other runs come into. Nobody is locked out of it where that cannot be done, but
+/// for as long as only the disk is why: then it stays as it is, and whoever is next at the branch does it.
 async fn put_away(relay: &Arc<Relay>, desk: Desk) -> anyhow::Result<Box<Desk>> {
     let place = Artifacts::create(&desk.plan.artifacts)?;
     let put = away::put(&desk.workspace, &place).await;
     let mut why = desk.left.clone().unwrap_or_default();
     if let Err(error) = put {
+        if disk::may_pass(error.as_ref()) {
+            return Err(error.context("what is left in a workspace cannot be put away yet"));
+        }
         tracing::error!(relay = desk.id, "a workspace cannot be kept: {error:#}");
         why = format!("not all of it can be kept: {error:#}; {why}");
     }

@@ -2,26 +2,27 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{
-    DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
-};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::base::tree;
 use crate::runner::directory::{real, remove};
-use crate::sandbox::spec::{GID, UID};
+use crate::sandbox::{UserLease, UserRange};
 
 /// A directory that nobody else can enter, with the workspace in it. As long as this lives nobody forgets it.
 #[derive(Debug)]
 pub(super) struct Home {
     path: PathBuf,
     label: Label,
+    /// The sandbox's, from run to run.
+    user: UserLease,
 }
 
 /// Whose a home is, for whoever looks at it from outside.
@@ -50,14 +51,22 @@ pub struct Line {
 pub(super) struct Label(File);
 
 impl Home {
-    /// Makes it where it is not there, and takes it. None where it is somebody else's for the moment.
-    pub(super) fn open(place: &Path, name: &str, tenant: &Tenant) -> anyhow::Result<Option<Self>> {
+    /// Makes it where it is not there, and takes it, for a sandbox with one of these users. None where it is somebody
+    /// else's for the moment.
+    pub(super) fn open(
+        place: &Path,
+        name: &str,
+        tenant: &Tenant,
+        users: UserRange,
+    ) -> anyhow::Result<Option<Self>> {
         let cannot = || format!("the workspace below `{}` cannot be made", place.display());
         let path = real(place).with_context(cannot)?.join(name);
-        let opened = || -> io::Result<Option<Self>> {
+        let opened = || -> anyhow::Result<Option<Self>> {
             DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
             let Some(label) = Label::take(&path, true)? else { return Ok(None) };
-            let home = Self { path: path.clone(), label };
+            let had = fs::symlink_metadata(path.join(WORKSPACE)).map(|found| found.uid());
+            let user = users.lease(had.ok(), &path)?;
+            let home = Self { path: path.clone(), label, user };
             home.label(tenant)?;
             home.make()?;
             Ok(Some(home))
@@ -66,21 +75,26 @@ impl Home {
     }
 
     fn make(&self) -> io::Result<()> {
-        let workspace = self.workspace();
-        match DirBuilder::new().mode(0o700).create(&workspace) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-            made => made?,
+        let (workspace, uid) = (self.workspace(), self.uid());
+        let is_new = match DirBuilder::new().mode(0o700).create(&workspace) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+            made => made.map(|()| true)?,
+        };
+        if geteuid().is_root() {
+            let is_its = fs::symlink_metadata(&workspace)?.uid() == uid;
+            return if is_its { Ok(()) } else { give(&workspace, uid) };
         }
-        // Whoever may not give it away opens it to all, behind a directory that only they can enter.
-        if fs::metadata(&workspace)?.uid() == 0 {
-            chown(&workspace, Some(UID), Some(GID))
-        } else {
-            fs::set_permissions(&workspace, Permissions::from_mode(0o777))
-        }
+        // Who may not give it away opens it to all, behind a directory that only they can enter.
+        if is_new { fs::set_permissions(&workspace, Permissions::from_mode(0o777)) } else { Ok(()) }
+    }
+
+    /// The user of its sandbox.
+    pub(super) fn uid(&self) -> u32 {
+        self.user.uid()
     }
 
     pub(super) fn workspace(&self) -> PathBuf {
-        self.path.join("workspace")
+        self.path.join(WORKSPACE)
     }
 
     /// Writes down whose it is, and that it is used now.
@@ -124,6 +138,15 @@ impl Home {
             fs::remove_dir(&incoming)
         };
         fill().with_context(cannot)
+    }
+}
+
+/// Gives a workspace to the sandbox's user of now; none of the earlier user's processes runs.
+fn give(workspace: &Path, uid: u32) -> io::Result<()> {
+    match tree::give(workspace, uid, uid) {
+        // So deep that it is too much for every run, which is told to each.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => Ok(()),
+        given => given,
     }
 }
 
@@ -193,6 +216,8 @@ impl Label {
 
 const LABEL: &str = "label.json";
 
+const WORKSPACE: &str = "workspace";
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -213,8 +238,9 @@ mod tests {
             line: None,
         };
         let homes = place.path().join("homes");
-        let home = Home::open(&homes, "one", &tenant).expect("made").expect("it is nobody's");
-        assert!(Home::open(&homes, "one", &tenant).expect("it is there").is_none());
+        let open = || Home::open(&homes, "one", &tenant, UserRange::SHARED);
+        let home = open().expect("made").expect("it is nobody's");
+        assert!(open().expect("it is there").is_none());
         let workspace = home.workspace();
         let inode = fs::metadata(&workspace).expect("made").ino();
         for round in 0..2 {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::base::hex;
 use crate::sandbox::Owner;
@@ -104,12 +104,34 @@ fn remove_one(group: &Path) -> io::Result<()> {
             Err(error) if begun.elapsed() > PATIENCE => return Err(error),
             Err(_) => (),
         }
-        let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-        for pid in pids.lines().filter_map(|pid| pid.parse().ok()).filter_map(Pid::from_raw) {
-            let _ = kill_process(pid, Signal::KILL);
-        }
+        kill_all(group);
         pause();
     }
+}
+
+/// Best effort: the next look at the group tells what has become of it.
+fn kill_all(group: &Path) {
+    // Version 2, Linux 5.14: the kernel ends all of them in one step, those that are being forked, too.
+    if fs::write(group.join("cgroup.kill"), "1").is_ok() {
+        return;
+    }
+    for pid in pids(group) {
+        kill(group, pid);
+    }
+}
+
+/// Kills a process of the group, and no other that has its pid by then: while the handle is open, the pid can only be that
+/// of the process that the handle is for, and that one is in the group if the pid is still listed.
+fn kill(group: &Path, pid: Pid) {
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+    if pids(group).contains(&pid) {
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+    }
+}
+
+fn pids(group: &Path) -> Vec<Pid> {
+    let listed = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    listed.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
 /// All groups that are named as ours are.
@@ -161,3 +183,39 @@ const MARK_DIGITS: usize = 8;
 
 /// From SIGKILL to the end of a process that the kernel holds.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    /// R5: a pid that is not in the group any more is another process's, and none of ours to kill.
+    #[test]
+    fn what_is_in_a_group_is_killed_and_nothing_else() {
+        let name = format!("/cogni-test-{}", std::process::id());
+        let sleep = || Command::new("sleep").arg("600").spawn().expect("it is there");
+        let (mut inside, mut outside) = (sleep(), sleep());
+        let groups = hierarchies().expect("some are mounted");
+        let groups: Vec<_> =
+            groups.iter().map(|hierarchy| group(hierarchy, Path::new(&name))).collect();
+        let mut is_in = false;
+        for group in &groups {
+            // Not every hierarchy takes processes without more settings.
+            let _ = fs::create_dir(group);
+            is_in |= fs::write(group.join("cgroup.procs"), inside.id().to_string()).is_ok();
+        }
+        assert!(is_in, "no group takes a process");
+        let pid = i32::try_from(outside.id()).ok().and_then(Pid::from_raw).expect("a pid");
+        for group in &groups {
+            kill(group, pid);
+        }
+        remove(Path::new(&name)).expect("it is gone");
+        let ended = inside.wait().expect("it has ended");
+        assert_eq!(ended.signal(), Some(9));
+        assert!(groups.iter().all(|group| !group.exists()));
+        assert!(outside.try_wait().expect("it is ours").is_none(), "another was killed");
+        outside.kill().and_then(|()| outside.wait()).expect("it ends");
+    }
+}

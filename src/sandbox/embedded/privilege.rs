@@ -14,12 +14,12 @@ use rustix::thread::{
 };
 
 use super::messages::Task;
-use crate::sandbox::spec::{GID, UID};
+use crate::sandbox::spec::UID;
 
 /// Makes this process, which has one thread, able to make the container.
 pub(super) fn take(task: &Task) -> io::Result<()> {
     if task.is_rootless {
-        enter_user_namespace((0, 0)).map_err(|error| {
+        enter_user_namespace(0).map_err(|error| {
             let why = "only root may make a container here, as user namespaces are denied";
             io::Error::new(error.kind(), format!("{why}: {error}"))
         })?;
@@ -37,7 +37,7 @@ pub(super) fn take(task: &Task) -> io::Result<()> {
 pub(super) fn become_user() -> io::Result<()> {
     // What a process may say of its own users depends on it.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-    enter_user_namespace((UID, GID))?;
+    enter_user_namespace(UID)?;
     // Whoever makes a namespace has every capability in it.
     for (_, capability) in CapabilitySet::all().iter_names() {
         remove_capability_from_bounding_set(capability)?;
@@ -49,13 +49,13 @@ pub(super) fn become_user() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
-/// In there this user is `uid`, and this group `gid`.
-fn enter_user_namespace((uid, gid): (u32, u32)) -> io::Result<()> {
+/// In there this user is `uid`, and this group, too.
+fn enter_user_namespace(uid: u32) -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     leave(UnshareFlags::NEWUSER)?;
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{uid} {user} 1"))?;
-    fs::write("/proc/self/gid_map", format!("{gid} {group} 1"))
+    fs::write("/proc/self/gid_map", format!("{uid} {group} 1"))
 }
 
 /// The runtime puts every container into a group. Where that is not for us to do, it sees the group that we are in, and

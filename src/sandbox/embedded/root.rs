@@ -13,13 +13,13 @@ use crate::sandbox::spec::{Access, Mount, Root, oci};
 ///
 /// # Errors
 /// The directory cannot be made, or the root cannot be read.
-pub(super) fn prepare(root: &Root, directory: &Path) -> Result<Vec<Mount>, Error> {
+pub(super) fn prepare(root: &Root, directory: &Path, uid: u32) -> Result<Vec<Mount>, Error> {
     let cannot = |error: io::Error| Error::Embedded(format!("no root for it: {error}"));
     let mut root_dir = Directory { path: directory.to_owned(), shown: vec![] };
     root_dir
         .make()
         .and_then(|()| match root {
-            Root::Host => root_dir.show_host(),
+            Root::Host => root_dir.show_host(uid),
             Root::Directory(path) => root_dir.show_all_of(path),
             Root::Image(_) => Err(io::ErrorKind::Unsupported.into()),
         })
@@ -39,7 +39,7 @@ impl Directory {
         fs::set_permissions(&self.path, Permissions::from_mode(0o755))
     }
 
-    fn show_host(&mut self) -> io::Result<()> {
+    fn show_host(&mut self, uid: u32) -> io::Result<()> {
         for path in HOST_PROGRAMS.iter().chain(HOST_DIRECTORIES).map(Path::new) {
             self.show(path, path)?;
         }
@@ -50,6 +50,7 @@ impl Directory {
             }
         }
         for (path, text) in OWN_FILES {
+            let text = text.replace(OWN_USER, &uid.to_string());
             self.write(Path::new(path), text.as_bytes())?;
         }
         Ok(())
@@ -118,14 +119,17 @@ const HOST_FILES: &[&str] = &[
     "/etc/ssl/openssl.cnf",
 ];
 
+/// Stands for the sandbox's user in what follows.
+const OWN_USER: &str = "UID";
+
 /// Instead of this machine's own, which say more than anybody in there has to know.
 const OWN_FILES: &[(&str, &str)] = &[
     (
         "/etc/passwd",
-        "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:1001:1001:agent:/workspace:/bin/sh\n\
+        "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:UID:UID:agent:/workspace:/bin/sh\n\
          nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     ),
-    ("/etc/group", "root:x:0:\nagent:x:1001:\nnogroup:x:65534:\n"),
+    ("/etc/group", "root:x:0:\nagent:x:UID:\nnogroup:x:65534:\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n"),
     ("/etc/hostname", "sandbox\n"),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),

@@ -1,11 +1,14 @@
 //! Looks at this machine, and changes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Cgroups, Engine, Facts, landlock, podman_sockets};
+use rustix::process::{Resource, getrlimit};
+
+use super::{Cgroups, Engine, Facts, LEAST, PROCESSES, landlock, podman_sockets};
 use crate::sandbox::First;
 
 /// What can be found without asking an engine.
@@ -34,6 +37,8 @@ pub fn look(run_dir: &Path, init: First, runtime_dir: Option<&Path>) -> Facts {
         inotify_instances: read("/proc/sys/fs/inotify/max_user_instances")
             .ok()
             .and_then(|count| count.parse().ok()),
+        user_limits: user_limits(read),
+        core_pattern: read("/proc/sys/kernel/core_pattern").ok(),
         free: free(run_dir),
     }
 }
@@ -62,6 +67,16 @@ pub fn cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> Cgroup
         found.controllers.extend(controllers);
     }
     found
+}
+
+/// A number of pages that is 0 is no limit.
+fn user_limits(read: impl Fn(&str) -> io::Result<String>) -> BTreeMap<&'static str, u64> {
+    let limit = |name: &'static str| match name {
+        PROCESSES => Some(getrlimit(Resource::Nproc).current.unwrap_or(u64::MAX)),
+        name => read(&format!("/proc/sys/{}", name.replace('.', "/"))).ok()?.parse().ok(),
+    };
+    let limits = LEAST.iter().filter_map(|(name, _)| Some((*name, limit(name)?)));
+    limits.filter(|(_, limit)| *limit > 0).collect()
 }
 
 fn is_controller(option: &str) -> bool {

@@ -14,7 +14,7 @@ use bollard::models::{
 };
 
 use super::inside::{HOSTNAME, MASKED, Memory, OOM_SCORE_ADJ, READ_ONLY, ULIMITS};
-use super::{Access, GID, Mount, RunSpec, SECCOMP, Stamp, UID, WORKSPACE};
+use super::{Access, Mount, RunSpec, SECCOMP, Stamp, WORKSPACE};
 use crate::base::hex;
 
 /// What Docker Engine is asked to create, of an image that it has.
@@ -25,7 +25,7 @@ pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreat
         // With an entrypoint of ours, nothing of the image's own command remains.
         entrypoint: Some(spec.command()),
         env: Some(environment.collect()),
-        user: Some(format!("{UID}:{GID}")),
+        user: Some(format!("{0}:{0}", spec.uid)),
         working_dir: Some(WORKSPACE.to_owned()),
         hostname: Some(HOSTNAME.to_owned()),
         network_disabled: Some(true),
@@ -79,7 +79,7 @@ fn host_config(spec: &RunSpec) -> HostConfig {
 }
 
 fn tmpfs(spec: &RunSpec) -> HashMap<String, String> {
-    spec.memory((UID, GID))
+    spec.memory(spec.uid)
         .into_iter()
         .map(|Memory { target, options }| (target.to_owned(), options))
         .collect()

@@ -95,10 +95,10 @@ impl RunSpec {
         environment
     }
 
-    /// Of whom those are that are the user's.
-    pub(super) fn memory(&self, (uid, gid): (u32, u32)) -> Vec<Memory> {
+    /// The directories in memory; some are `uid`'s own.
+    pub(super) fn memory(&self, uid: u32) -> Vec<Memory> {
         let memory = |target, options: String| Memory { target, options };
-        let own = format!("uid={uid},gid={gid},mode=0700");
+        let own = format!("uid={uid},gid={uid},mode=0700");
         let mut all = vec![
             memory("/tmp", "rw,nosuid,nodev,noexec,size=64m,mode=1777".to_owned()),
             memory("/run", format!("rw,nosuid,nodev,noexec,size=8m,{own}")),
@@ -136,8 +136,8 @@ pub(super) const INIT: &str = "/cogni-init";
 
 pub(super) const HOSTNAME: &str = "sandbox";
 
-/// Open files; no core dumps; 4 GiB for a file.
-pub(super) const ULIMITS: [(&str, u64); 3] = [("nofile", 4096), ("core", 0), ("fsize", 4 << 30)];
+/// Open files, by whose square the kernel lets a process watch them with epoll; no core dumps; 4 GiB for a file.
+pub(super) const ULIMITS: [(&str, u64); 3] = [("nofile", 1024), ("core", 0), ("fsize", 4 << 30)];
 
 /// Where the whole machine is short of memory, a sandbox goes before its host.
 pub(super) const OOM_SCORE_ADJ: i32 = 500;

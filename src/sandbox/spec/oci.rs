@@ -7,7 +7,7 @@ use libcontainer::oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 
 use super::inside::{HOSTNAME, MASKED, Memory, OOM_SCORE_ADJ, READ_ONLY, ULIMITS};
-use super::{Access, GID, Mount, RunSpec, UID, WORKSPACE};
+use super::{Access, Mount, RunSpec, WORKSPACE};
 
 /// Where on this machine a sandbox is put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Place {
 /// What a runtime is to make. The filter of system calls is not in it: [`super::seccomp`] is put on by the process that
 /// becomes the sandbox's first.
 pub fn config(spec: &RunSpec, place: &Place) -> Spec {
-    let (uid, gid) = if place.is_rootless { (0, 0) } else { (UID, GID) };
+    let uid = user(spec, place);
     // The kernel asks it of whoever says that root is somebody else now, which is what such a user says at last: with
     // that it is gone.
     let last = if place.is_rootless { vec!["CAP_SETFCAP"] } else { vec![] };
@@ -44,7 +44,7 @@ pub fn config(spec: &RunSpec, place: &Place) -> Spec {
             "args": spec.command(),
             "env": variables.collect::<Vec<_>>(),
             "cwd": WORKSPACE,
-            "user": { "uid": uid, "gid": gid, "umask": 0o022 },
+            "user": { "uid": uid, "gid": uid, "umask": 0o022 },
             "capabilities": {
                 "bounding": last, "effective": last, "permitted": last, "inheritable": [], "ambient": [],
             },
@@ -75,6 +75,11 @@ pub fn config(spec: &RunSpec, place: &Place) -> Spec {
     config
 }
 
+/// Its user, as the runtime knows it.
+fn user(spec: &RunSpec, place: &Place) -> u32 {
+    if place.is_rootless { 0 } else { spec.uid }
+}
+
 /// No more than whoever makes the sandbox has: only some may raise that.
 fn rlimit((name, limit): (&str, u64), place: &Place) -> Value {
     let limit = if name == "nofile" { limit.min(place.max_files) } else { limit };
@@ -95,7 +100,7 @@ fn resources(spec: &RunSpec) -> Value {
 /// In the order in which they are made: what is shown below another comes after it.
 fn mounts(spec: &RunSpec, place: &Place) -> Vec<Value> {
     let kernel = KERNEL.iter().map(|(target, kind, options)| mount(target, kind, options));
-    let memory = spec.memory(if place.is_rootless { (0, 0) } else { (UID, GID) });
+    let memory = spec.memory(user(spec, place));
     let memory =
         memory.iter().map(|Memory { target, options }| mount(target, "tmpfs", options)).collect();
     let programs = place.programs.iter().map(bind).collect();

@@ -5,11 +5,11 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::written::Written;
 use super::{List, OUTPUT_LIMIT_REACHED, Reached, State, put};
 use crate::budget::Usage;
 use crate::protocol::Route;
 use crate::stream::tally::object;
+use crate::stream::written::Written;
 
 /// What is open in a stream of chunks.
 #[derive(Debug)]
@@ -49,6 +49,8 @@ enum Part {
     /// One call or several: only the reason to finish tells that the last of them is whole.
     ToolCalls,
     Finished,
+    /// Text came after the reason to finish: nobody can tell whether the choice ends at all.
+    Resumed,
 }
 
 impl Answer {
@@ -75,7 +77,9 @@ impl Answer {
         let is_thinking = delta.is_some_and(|delta| delta.thinks(written));
         let Some(part) = self.part(update.index.unwrap_or(0)) else { return };
         *part = match *part {
-            _ if update.finish_reason.is_some() => Part::Finished,
+            Part::Resumed => Part::Resumed,
+            Part::Finished if is_call || is_thinking || is_text => Part::Resumed,
+            _ if update.finish_reason.is_some_and(is_reason) => Part::Finished,
             Part::ToolCalls => Part::ToolCalls,
             _ if is_call => Part::ToolCalls,
             _ if is_thinking => Part::Thinking,
@@ -98,7 +102,7 @@ impl Answer {
 
     pub(super) fn state(&self) -> State {
         let is_in = |parts: &[Part]| self.choices.iter().any(|choice| parts.contains(&choice.part));
-        if self.has_more || is_in(&[Part::Thinking, Part::ToolCalls]) {
+        if self.has_more || is_in(&[Part::Thinking, Part::ToolCalls, Part::Resumed]) {
             State::Halfway
         } else if is_in(&[Part::Text]) {
             State::Sound
@@ -142,6 +146,11 @@ impl Answer {
             "choices": choices,
         })
     }
+}
+
+/// Some upstreams send an empty reason with every chunk.
+fn is_reason(reason: &RawValue) -> bool {
+    reason.get() != r#""""#
 }
 
 /// An error, and no `[DONE]` after it: that would look like success.
@@ -230,7 +239,11 @@ impl Delta<'_> {
         if written.add(self.reasoning_content.or(self.reasoning)) {
             written.hide();
         }
-        self.thinking_blocks.as_ref().is_some_and(|blocks| !blocks.is_empty())
+        let has_blocks = self.thinking_blocks.as_ref().is_some_and(|blocks| !blocks.is_empty());
+        if has_blocks {
+            written.hide();
+        }
+        has_blocks
     }
 }
 

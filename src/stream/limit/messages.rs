@@ -4,10 +4,10 @@ use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::written::Written;
 use super::{OUTPUT_LIMIT_REACHED, Reached, State, put};
 use crate::budget::Usage;
 use crate::stream::tally::object;
+use crate::stream::written::Written;
 
 /// What is open in a stream of one message.
 #[derive(Debug, Default)]
@@ -41,7 +41,9 @@ impl Message {
             b"content_block_stop" => self.block = None,
             b"message_delta" => {
                 let delta = object::<Event<'_>>(data).and_then(|event| event.delta);
-                self.is_stopped |= delta.is_some_and(|delta| delta.stop_reason.is_some());
+                self.is_stopped |= delta
+                    .and_then(|delta| delta.stop_reason)
+                    .is_some_and(|reason| reason.get() != r#""""#);
             }
             b"message_stop" | b"error" => self.is_stopped = true,
             _ => (),

@@ -9,10 +9,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::written::Written;
 use super::{Reached, State, put};
 use crate::budget::Usage;
 use crate::stream::tally::object;
+use crate::stream::written::Written;
 
 /// What is open in a stream of one response.
 #[derive(Debug, Default)]

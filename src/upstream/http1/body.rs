@@ -13,6 +13,7 @@ use tokio::time::{Instant, Sleep};
 use super::super::chunked::Decoder;
 use super::head::{Framing, Head};
 use super::{Error, Worker, earlier};
+use crate::base::time::MAX_TIME;
 
 /// A body on its connection. Dropped before its end, it closes the connection, which cancels the call.
 pub struct Body {
@@ -155,7 +156,7 @@ impl Body {
     /// than reading does.
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let Timing { idle, deadline } = self.timing;
-        let due = earlier(self.last_read + idle, deadline);
+        let due = earlier(self.last_read + idle.min(MAX_TIME), deadline);
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
         loop {
             ready!(alarm.as_mut().poll(cx));

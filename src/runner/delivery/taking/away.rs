@@ -1,8 +1,8 @@
 //! A workspace that other runs come into, put where they do not.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
 use std::path::Path;
 use std::time::Duration;
 
@@ -59,7 +59,8 @@ async fn clear(half: &Path) -> anyhow::Result<()> {
     Ok(spawn_blocking(move || tree::remove(&half)).await??)
 }
 
-/// Name by name: the directory itself is mounted where its runs are.
+/// Name by name: the directory itself is mounted where its runs are. Then it is given to whom the other belongs, as a copy
+/// is, also where it was there already: git is to look into it as that user.
 fn shift(from: &Path, to: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(to) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -73,6 +74,22 @@ fn shift(from: &Path, to: &Path) -> io::Result<()> {
             Ok(()) | Err(Errno::EXIST) => (),
             Err(error) => return Err(error.into()),
         }
+    }
+    let source = fs::metadata(from)?;
+    let folder = File::open(to)?;
+    fchown(&folder, Some(source.uid()), Some(source.gid()))?;
+    folder.set_permissions(source.permissions())
+}
+
+/// Gives a workspace to whom its repository belongs, where it is root's alone: an earlier version did not when it moved one.
+/// Blocks.
+pub(super) fn give_back(workspace: &Path) -> io::Result<()> {
+    let Ok(repository) = fs::symlink_metadata(workspace.join(".git")) else { return Ok(()) };
+    let folder = File::open(workspace)?;
+    let found = folder.metadata()?;
+    let is_closed = found.mode().trailing_zeros() >= 6; // neither the group nor others may enter
+    if found.uid() == 0 && is_closed && repository.uid() != 0 {
+        fchown(&folder, Some(repository.uid()), Some(repository.gid()))?;
     }
     Ok(())
 }

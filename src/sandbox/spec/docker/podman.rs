@@ -21,8 +21,14 @@ pub fn translate(body: &mut ContainerCreateBody, seccomp: &Path, processes: u64)
     }
     host.ulimits.get_or_insert_default().push(ulimit(("nproc", processes)));
     for options in host.tmpfs.iter_mut().flat_map(|tmpfs| tmpfs.values_mut()) {
-        *options = options.replace("uid=1001,gid=1001,mode=0700", "mode=1777") + ",notmpcopyup";
+        let kept = options.split(',').filter(|option| !is_owner(option));
+        let kept: Vec<_> = kept.map(|option| option.replace("mode=0700", "mode=1777")).collect();
+        *options = kept.join(",") + ",notmpcopyup";
     }
     let closed = "ro,nosuid,nodev,noexec,size=4k,mode=0555,notmpcopyup".to_owned();
     host.tmpfs.get_or_insert_default().insert("/var/tmp".to_owned(), closed);
+}
+
+fn is_owner(option: &str) -> bool {
+    option.starts_with("uid=") || option.starts_with("gid=")
 }

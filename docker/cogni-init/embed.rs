@@ -1,0 +1,84 @@
+//! Builds `cogni-init`, the first process of a sandbox, and hands it to the compiler: the gateway carries it in its own file.
+//!
+//! `cogni-init` runs in images that have no libc, so it is linked statically, with a profile of its own (`init` in Cargo.toml).
+//! Cargo has no stable way to depend on a program of another profile, so this script calls cargo once more. It builds in
+//! `target/init`, which debug and release builds share.
+#![expect(
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a build script talks to cargo by its output, and ends a build by a panic"
+)]
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The files that `cogni-init` is made of.
+const SOURCES: &[&str] = &[
+    "Cargo.lock",
+    "Cargo.toml",
+    "docker/cogni-init/Cargo.toml",
+    "docker/cogni-init/embed.rs",
+    "src/agent",
+    "src/agent.rs",
+    "src/bin/cogni-init.rs",
+    "src/init",
+    "src/init.rs",
+];
+
+/// The largest file that is embedded, in bytes. Every sandbox maps the file, so its pages count.
+const MAX_SIZE_BYTES: usize = 1536 * 1024;
+
+fn main() {
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let target = variable("TARGET").into_string().expect("a target's name is text");
+    // out -> package -> build -> profile -> target directory
+    let shared = out.ancestors().nth(4).expect("cargo nests OUT_DIR").join("init");
+    let built = build(&target, &shared);
+    let program = fs::read(&built)
+        .unwrap_or_else(|error| panic!("`{}` cannot be read: {error}", built.display()));
+    assert!(
+        program.len() <= MAX_SIZE_BYTES,
+        "cogni-init has {} bytes, the limit is {MAX_SIZE_BYTES}: make it smaller",
+        program.len()
+    );
+    // A copy keeps the mode: tests and benches execute this file.
+    fs::copy(&built, out.join("cogni-init")).expect("OUT_DIR can be written");
+    let mut digest = DefaultHasher::new();
+    digest.write(&program);
+    println!("cargo::rustc-env=COGNI_INIT_DIGEST={:016x}", digest.finish());
+}
+
+/// Returns the path of the program that the inner cargo has built.
+fn build(target: &str, target_dir: &Path) -> PathBuf {
+    // Naming the target keeps crt-static away from procedural macros, which cannot be static.
+    let mut cargo = Command::new(variable("CARGO"));
+    cargo
+        .args(["build", "--quiet", "--locked", "--profile", "init", "--package", "cogni-init"])
+        .args(["--target", target, "--target-dir"])
+        .arg(target_dir)
+        .env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
+    // The outer cargo's settings are not for this build: flags, and the wrapper by which clippy takes rustc's place.
+    for name in
+        ["CARGO_ENCODED_RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS", "CARGO_BUILD_TARGET"]
+    {
+        cargo.env_remove(name);
+    }
+    let status = cargo.status().unwrap_or_else(|error| panic!("cargo cannot be started: {error}"));
+    assert!(
+        status.success(),
+        "cogni-init cannot be built: see cargo's words above. It is linked statically, which needs the static libc \
+         (`libc6-dev` of Debian and Ubuntu, `glibc-static` of Fedora)"
+    );
+    target_dir.join(target).join("init/cogni-init")
+}
+
+fn variable(name: &str) -> OsString {
+    env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name} for build scripts"))
+}

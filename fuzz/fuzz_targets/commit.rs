@@ -1,0 +1,50 @@
+//! A commit that is accepted is the one that git reads; made anew, it is so again.
+#![cfg_attr(fuzzing, no_main)]
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use cogni_gateway::relay::Sha;
+use cogni_gateway::relay::quarantine::commit::Commit;
+use cogni_gateway::relay::quarantine::tree;
+
+cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
+    if let Ok(commit) = Commit::parse(Sha::NONE, data) {
+        let head = git_reads(data);
+        assert_eq!((commit.tree, commit.parents.clone()), head);
+        assert!(git_accepts("commit", data));
+        let made = commit.anew(&HashMap::new(), "R <r@example.com>", "Sandbox-Run: x\n");
+        let again = Commit::parse(Sha::NONE, &made).expect("what is made anew has the one form");
+        assert_eq!((again.tree, &again.parents), (commit.tree, &commit.parents));
+        assert_eq!((again.author, again.encoding), (commit.author, commit.encoding));
+        assert!(again.message.starts_with(commit.message.trim_ascii_end()));
+    }
+    // Trees are git's to read; what is checked of them beforehand must never be more than an answer.
+    let _ = tree::check(data);
+});
+
+/// The tree and the parents, in the way of git's `parse_commit_buffer`.
+fn git_reads(data: &[u8]) -> (Sha, Vec<Sha>) {
+    let tree = Sha::parse(&data[5..45]).expect("it begins with a tree");
+    let (mut rest, mut parents) = (&data[46..], vec![]);
+    while let Some(parent) = rest.strip_prefix(b"parent ") {
+        parents.push(Sha::parse(&parent[..40]).expect("a parent has a name"));
+        rest = &parent[41..];
+    }
+    (tree, parents)
+}
+
+/// Whether git's own check of an object's form has nothing against it.
+fn git_accepts(kind: &str, content: &[u8]) -> bool {
+    let mut git = Command::new("git")
+        .args(["hash-object", "--stdin", "-t", kind])
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("git is installed");
+    git.stdin.take().expect("it is a pipe").write_all(content).expect("git reads all of it");
+    git.wait().expect("git ends").success()
+}

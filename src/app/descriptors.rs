@@ -1,0 +1,106 @@
+//! Shares out the descriptors of the process, so that no run takes those of the others or of the service.
+//!
+//! A request holds two at most beside its connection: one to the upstream, and one while its client does not read.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::config::Config;
+
+/// The most that runs may hold, by what the process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Connections of one run, on each worker.
+    pub run_connections: usize,
+    /// Requests in flight of one run.
+    pub run_requests: u64,
+    /// Requests in flight of all runs.
+    pub process_requests: u64,
+}
+
+/// Raises the number of descriptors that this process may have to the most that it may give itself.
+pub fn raise() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, raised)
+    {
+        tracing::warn!(%error, "cannot raise the number of open files");
+    }
+}
+
+impl Share {
+    /// The share of each run under the limit that is in force.
+    pub fn of(config: &Config) -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let share = Self::within(limit, config);
+        let wanted = (config.server.max_connections, config.server.max_requests);
+        if (share.run_connections, share.run_requests) != wanted {
+            tracing::warn!(
+                limit,
+                connections = share.run_connections,
+                requests = share.run_requests,
+                "there are too few descriptors for the configured limits, so each run has less; \
+                 raise the limit of open files, or lower `serve.max_runs`, `server.max_connections` or `server.max_requests`"
+            );
+        }
+        share
+    }
+
+    fn within(limit: u64, config: &Config) -> Self {
+        let api = config.serve.as_ref().map_or(0, |serve| serve.max_connections as u64);
+        let reserve = (OWN_DESCRIPTORS + api).min(limit / 4);
+        let free = limit - reserve;
+        // The runs of a shared listener come and go; eight at their limit leave no descriptor to a ninth.
+        let runs = match (&config.serve, &config.shared) {
+            (Some(serve), _) => serve.max_runs as u64,
+            (None, Some(_)) => FULL_RUNS,
+            (None, None) => 1,
+        };
+        let each = free / runs.max(1) / DESCRIPTORS_PER_REQUEST;
+        let workers = config.workers.max(1) as u64;
+        let connections = usize::try_from(each / workers).unwrap_or(usize::MAX);
+        Self {
+            run_connections: config.server.max_connections.min(connections.max(MIN_PER_RUN)),
+            run_requests: config.server.max_requests.min(each.max(MIN_PER_RUN as u64)),
+            process_requests: (free / DESCRIPTORS_PER_REQUEST).max(MIN_PER_RUN as u64),
+        }
+    }
+}
+
+/// A connection, the call that it makes, and the second descriptor of a connection that cannot be written to.
+const DESCRIPTORS_PER_REQUEST: u64 = 3;
+
+/// Of the process itself: logs, databases, programs that it starts.
+const OWN_DESCRIPTORS: u64 = 256;
+
+const FULL_RUNS: u64 = 8;
+
+/// An agent must be able to call at all.
+const MIN_PER_RUN: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Serve;
+
+    /// G15, S1: a run at its limit leaves descriptors to every other run and to the service.
+    #[test]
+    fn the_shares_of_all_runs_and_the_reserve_fit() {
+        let max_runs = 20;
+        let serve = Some(Serve { max_runs, max_connections: 64, ..Serve::default() });
+        let config = Config { serve, ..Config::default() };
+        let share = Share::within(2000, &config);
+        assert_eq!(share.run_connections, (2000 - 256 - 64) / 20 / 3);
+        let held = share.run_connections as u64 * 2 + share.run_requests;
+        assert!(held * max_runs as u64 + 256 + 64 <= 2000, "{share:?}");
+    }
+
+    #[test]
+    fn what_is_configured_holds_where_there_are_enough() {
+        let config = Config { serve: Some(Serve::default()), ..Config::default() };
+        let share = Share::within(1 << 20, &config);
+        assert_eq!((share.run_connections, share.run_requests), (1024, 1024));
+        let alone = Share::within(4096, &Config::default());
+        assert_eq!((alone.run_connections, alone.run_requests), (1024, 1024));
+    }
+}

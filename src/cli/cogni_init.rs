@@ -1,0 +1,31 @@
+//! `cogni-gateway cogni-init FILE`: hands out the first process of a sandbox, for containers that are started by other means.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::sandbox::first::{COGNI_INIT, write_program};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The file to write, or `-` for standard output
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    if args.file == Path::new("-") {
+        out.write_all(COGNI_INIT)?;
+    } else {
+        let shown = args.file.display();
+        write_program(&args.file, COGNI_INIT).with_context(|| {
+            format!(
+                "`{shown}` cannot be written; name a file in a directory that is there and writable"
+            )
+        })?;
+        writeln!(out, "{shown} is cogni-init, {} KiB, static", COGNI_INIT.len() / 1024)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

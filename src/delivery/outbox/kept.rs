@@ -1,0 +1,72 @@
+//! What is kept, and goes nowhere by itself: work that is held or has failed, and workspaces in which something is left.
+//!
+//! How much that is, agents choose. So it is counted for each grant and in all, and has an age.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use rusqlite::params;
+
+use super::job::millis;
+use super::{Error, Outbox};
+use crate::base::tree;
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Rows of held and failed work, and workspaces.
+    pub works: u64,
+    /// What they took on their disk when they were put away.
+    pub bytes: u64,
+}
+
+impl Outbox {
+    /// Counts what is kept of a grant's runs; without one, of all.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn kept(&self, grant: Option<&str>) -> Result<Kept, Error> {
+        let sum = "SELECT count(*), coalesce(sum(bytes), 0) FROM (
+                 SELECT grant_id, bytes FROM job WHERE step IN ('held', 'failed')
+                 UNION ALL SELECT grant_id, bytes FROM desk WHERE remains IS NOT NULL
+             ) WHERE ?1 IS NULL OR grant_id = ?1";
+        let read = |row: &rusqlite::Row<'_>| {
+            let (works, bytes) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
+            Ok(Kept { works: works.cast_unsigned(), bytes: bytes.cast_unsigned() })
+        };
+        Ok(self.connection().query_row(sum, [grant], read)?)
+    }
+
+    /// Throws away what has been kept since before `before`, and returns how many that were. What is not put away yet
+    /// stays.
+    ///
+    /// # Errors
+    /// As every call. What could not be thrown away is the next time.
+    pub fn expire(&self, before: SystemTime) -> Result<usize, Error> {
+        let old = {
+            let connection = self.connection();
+            let old = "SELECT id FROM job WHERE step IN ('held', 'failed') AND updated < ?1";
+            let mut old = connection.prepare(old)?;
+            let old = old.query_map([millis(before)], |row| row.get::<_, String>(0))?;
+            old.collect::<Result<Vec<_>, _>>()?
+        };
+        let desks = self.desks()?.into_iter();
+        let left = desks.filter(|desk| !desk.is_open() && desk.created < before);
+        let old: Vec<_> = old.into_iter().chain(left.map(|desk| desk.id)).collect();
+        old.iter().try_for_each(|id| self.discard(id))?;
+        Ok(old.len())
+    }
+
+    /// Writes down how much a workspace takes. Measuring takes as long as it holds names, so nobody waits for it.
+    pub(super) fn weigh_desk(&self, id: &str, workspace: &Path) -> Result<(), Error> {
+        let weigh = "UPDATE desk SET bytes = ?2 WHERE id = ?1";
+        self.connection().execute(weigh, params![id, measured(workspace)])?;
+        Ok(())
+    }
+}
+
+/// What a directory takes on its disk; of one that cannot be read, nothing.
+pub(super) fn measured(path: &Path) -> i64 {
+    let bytes = tree::measure(path, u64::MAX).unwrap_or_default();
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

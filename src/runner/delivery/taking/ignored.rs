@@ -1,0 +1,41 @@
+//! What git ignores in a workspace that is kept: builds, caches and dependencies, which nobody misses.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use tokio::task::spawn_blocking;
+
+use crate::base::tree;
+use crate::delivery::outbox::Desk;
+use crate::relay::Artifacts;
+use crate::relay::extract::Command;
+use crate::runner::delivery::extractor::Extractor;
+
+/// Removes what is ignored from a workspace that is the run's alone. Where that cannot be told, all of it is kept.
+pub(super) async fn remove(
+    extractor: &Extractor,
+    place: &Artifacts,
+    (desk, command): (&Desk, &Command),
+) {
+    if !desk.is_own() {
+        return;
+    }
+    let removed = async {
+        let start = desk.plan.state.start;
+        let listed = extractor.answer_beside(place, command, Some(start)).await?;
+        let workspace = desk.workspace.clone();
+        let remove =
+            move || names(&listed).try_for_each(|name| tree::remove_below(&workspace, name));
+        anyhow::Ok(spawn_blocking(remove).await??)
+    };
+    if let Err(error) = removed.await {
+        tracing::warn!(relay = desk.id, "what git ignores is kept, too: {error:#}");
+    }
+}
+
+/// Git lists nothing of its own directory; whatever it says, that stays.
+fn names(listed: &[u8]) -> impl Iterator<Item = &Path> {
+    let names = listed.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    names.map(|name| Path::new(OsStr::from_bytes(name))).filter(|name| !name.starts_with(".git"))
+}

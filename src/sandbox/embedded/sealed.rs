@@ -1,0 +1,69 @@
+//! A copy of this program in memory, sealed against every change, for a helper that is not root's.
+//!
+//! A container's process may reach the file that its helper is executed from, as `/proc/PID/exe`, and its user is the
+//! runner's own then: whoever may write the program that is installed could replace it from in there (CVE-2019-5736).
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
+
+/// Returns the process's copy of a program, which is made once. Blocks.
+///
+/// # Errors
+/// The program cannot be read, or there is no memory for its copy.
+pub(super) fn copy(program: &Path) -> io::Result<Arc<File>> {
+    let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, copy)) = copies.iter().find(|(copied, _)| copied == program) {
+        return Ok(Arc::clone(copy));
+    }
+    let copy = Arc::new(make(program)?);
+    copies.push((program.to_owned(), Arc::clone(&copy)));
+    Ok(copy)
+}
+
+fn make(program: &Path) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = match memfd_create(NAME, flags | MemfdFlags::EXEC) {
+        // Before Linux 6.3 every such file can be executed, and none can be told so.
+        Err(Errno::INVAL) => memfd_create(NAME, flags)?,
+        made => made?,
+    };
+    let mut memory = File::from(memory);
+    io::copy(&mut File::open(program)?, &mut memory)?;
+    let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    fcntl_add_seals(&memory, all)?;
+    Ok(memory)
+}
+
+/// The programs that this process has copied: one, but in tests.
+static COPIES: Mutex<Vec<(PathBuf, Arc<File>)>> = Mutex::new(vec![]);
+
+const NAME: &str = "cogni-sandbox";
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{Read, Seek, Write};
+
+    use super::*;
+
+    /// R3: what a container finds as its helper's file is nobody's to change, and not the file that is installed.
+    #[test]
+    fn a_copy_is_the_same_and_stays_so() {
+        let place = tempfile::tempdir().expect("there is a place for it");
+        let program = place.path().join("program");
+        fs::write(&program, "the program").expect("written");
+        let copied = copy(&program).expect("there is memory");
+        assert!(Arc::ptr_eq(&copied, &copy(&program).expect("it is there")));
+        let (mut file, mut text) = (&*copied, String::new());
+        file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("it can be read");
+        assert_eq!(text, "the program");
+        file.rewind().expect("it has a place");
+        file.write_all(b"another").expect_err("it is sealed");
+        file.set_len(0).expect_err("it is sealed");
+    }
+}

@@ -1,0 +1,207 @@
+//! Counts the text in an event's deltas without parsing the event, for streams that nothing limits.
+//!
+//! Most of an event is the same in all events of its stream, so it is searched for the key of its
+//! delta, and only the delta is read: its strings, by the keys that they stand under.
+
+use memchr::memchr2;
+use memchr::memmem::Finder;
+
+use super::written::Written;
+
+/// Counts the text of every delta in the event `data`, which stands under `key`; in one that has a single
+/// delta, of the first. Returns where the text begins if there is one.
+pub(super) fn count(
+    data: &[u8],
+    key: &Finder<'_>,
+    is_single: bool,
+    written: &mut Written,
+) -> Option<usize> {
+    let before = written.pieces();
+    let mut found = None;
+    let mut rest = data;
+    while let Some(at) = key.find(rest) {
+        rest = &rest[at + key.needle().len()..];
+        let Some(value) = rest.trim_ascii_start().strip_prefix(b":") else { continue };
+        rest = value.trim_ascii_start();
+        if let Some(text) = rest.strip_prefix(b"\"") {
+            let start = data.len() - text.len();
+            let (text, after) = split_string(text);
+            if written.add_text(text) {
+                found = Some(start);
+            }
+            rest = after;
+        } else if rest.starts_with(b"{") {
+            let mut object = Object::default();
+            let after = object.count(rest, written);
+            if let Some(after) = object.left_at_text {
+                found = Some(data.len() - after);
+            }
+            rest = after;
+        }
+        if is_single {
+            break;
+        }
+    }
+    found.filter(|_| written.pieces() == before + 1)
+}
+
+/// An event that brought one text and said nothing else. Most events differ from the one before in their
+/// text alone: they say nothing else either, and need not be read.
+#[derive(Debug, Default)]
+pub(super) struct Pattern {
+    /// The event's name and what stands before the text.
+    before: Vec<u8>,
+    name: usize,
+    /// What stands behind it.
+    after: Vec<u8>,
+}
+
+impl Pattern {
+    /// Keeps an event whose only text begins at `start`.
+    pub(super) fn keep(&mut self, name: &[u8], data: &[u8], start: usize) {
+        let (before, text) = data.split_at(start);
+        let (_, after) = split_string(text);
+        if before.len() + after.len() > MAX_PATTERN {
+            return;
+        }
+        self.before.clear();
+        self.before.extend_from_slice(name);
+        self.before.extend_from_slice(before);
+        self.name = name.len();
+        self.after.clear();
+        self.after.extend_from_slice(after);
+    }
+
+    /// The text of an event that differs from the one kept in that alone.
+    pub(super) fn text<'a>(&self, name: &[u8], data: &'a [u8]) -> Option<&'a [u8]> {
+        let (kept, before) = self.before.split_at(self.name);
+        if before.is_empty() || kept != name {
+            return None;
+        }
+        let (text, after) = split_string(data.strip_prefix(before)?);
+        (after == self.after && !text.is_empty()).then_some(text)
+    }
+}
+
+/// A delta that is being read.
+#[derive(Default)]
+struct Object {
+    depth: usize,
+    /// The depth of the array or object that is passed over, 0 outside of one.
+    skipped: usize,
+    /// The kind of the key that was read last.
+    key: Key,
+    /// Whether no value has come since.
+    is_after_key: bool,
+    /// The reasoning has been counted: some upstreams repeat it under other keys.
+    has_reasoning: bool,
+    /// How much was left to read where the text began that was counted last.
+    left_at_text: Option<usize>,
+}
+
+/// What a key in a delta has under it.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Key {
+    Text,
+    /// Text that may be a part of what is billed.
+    Reasoning,
+    /// Reasoning once more, with its signature.
+    Blocks,
+    /// An array or object with text in it.
+    Nested,
+    #[default]
+    Other,
+}
+
+impl Object {
+    /// Counts the object that `rest` begins with, and returns what follows it.
+    fn count<'a>(&mut self, mut rest: &'a [u8], written: &mut Written) -> &'a [u8] {
+        while let Some((byte, after)) = rest.split_first() {
+            rest = after;
+            match byte {
+                b'"' => {
+                    let left = rest.len();
+                    let (text, after) = split_string(rest);
+                    rest = after;
+                    if rest.trim_ascii_start().starts_with(b":") {
+                        self.key = Key::of(text);
+                        self.is_after_key = true;
+                    } else {
+                        self.text(text, left, written);
+                    }
+                }
+                b'{' | b'[' => self.open(rest, written),
+                b'}' | b']' => {
+                    if self.skipped == self.depth {
+                        self.skipped = 0;
+                    }
+                    self.depth -= 1;
+                    if self.depth == 0 {
+                        return rest;
+                    }
+                }
+                _ => (),
+            }
+        }
+        rest
+    }
+
+    fn open(&mut self, rest: &[u8], written: &mut Written) {
+        self.depth += 1;
+        let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
+        if is_member && self.key == Key::Blocks && !rest.trim_ascii_start().starts_with(b"]") {
+            written.hide();
+        }
+        if is_member && self.key != Key::Nested {
+            self.skipped = self.depth;
+        }
+    }
+
+    fn text(&mut self, text: &[u8], left: usize, written: &mut Written) {
+        self.is_after_key = false;
+        if self.skipped > 0 || text.is_empty() {
+            return;
+        }
+        let counts = match self.key {
+            Key::Text => true,
+            Key::Reasoning => {
+                written.hide();
+                !std::mem::replace(&mut self.has_reasoning, true)
+            }
+            Key::Blocks | Key::Nested | Key::Other => false,
+        };
+        if counts {
+            written.add_text(text);
+            self.left_at_text = Some(left);
+        }
+    }
+}
+
+impl Key {
+    fn of(name: &[u8]) -> Self {
+        match name {
+            b"content" | b"text" | b"refusal" | b"name" | b"arguments" | b"input"
+            | b"partial_json" => Self::Text,
+            b"reasoning_content" | b"reasoning" | b"thinking" => Self::Reasoning,
+            b"thinking_blocks" => Self::Blocks,
+            b"tool_calls" | b"function_call" | b"function" | b"custom" => Self::Nested,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The inside of the string that goes on in `rest`, and what follows its closing quote.
+fn split_string(rest: &[u8]) -> (&[u8], &[u8]) {
+    let mut end = 0;
+    while let Some(at) = memchr2(b'"', b'\\', &rest[end..]) {
+        end += at;
+        if rest[end] == b'"' {
+            return (&rest[..end], &rest[end + 1..]);
+        }
+        end = rest.len().min(end + 2);
+    }
+    (rest, &[])
+}
+
+/// Real ones are under 1 KiB.
+const MAX_PATTERN: usize = 4096;

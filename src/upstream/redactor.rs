@@ -1,0 +1,80 @@
+//! Masks our credential in a body that passes frame by frame.
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem;
+
+use crate::base::hex;
+use crate::base::secret::Secret;
+
+/// Replaces each byte of the secrets by an asterisk, so that the length of the body stays what was told.
+#[derive(Clone, Debug)]
+pub struct Redactor {
+    secrets: Vec<Secret>,
+    /// The end of what has passed, as far as a secret may begin in it.
+    held: BytesMut,
+}
+
+impl Redactor {
+    /// Masks a key, and its digest, by which LiteLLM names keys.
+    pub(super) fn new(key: &Secret) -> Self {
+        let secrets = if key.expose().len() < MIN_LENGTH {
+            vec![]
+        } else {
+            vec![key.clone(), Secret::new(hex::sha256(key.expose().as_bytes()))]
+        };
+        Self { secrets, held: BytesMut::new() }
+    }
+
+    /// Returns what may pass of the body so far.
+    pub fn frame(&mut self, frame: &[u8]) -> Bytes {
+        self.held.extend_from_slice(frame);
+        for secret in &self.secrets {
+            let secret = secret.expose().as_bytes();
+            let found: Vec<_> = memmem::find_iter(&self.held, secret).collect();
+            for at in found {
+                self.held[at..at + secret.len()].fill(b'*');
+            }
+        }
+        let begun = self.secrets.iter().map(|secret| begun(&self.held, secret.expose().as_bytes()));
+        let kept = begun.max().unwrap_or_default();
+        self.held.split_to(self.held.len() - kept).freeze()
+    }
+
+    /// Returns the rest.
+    pub fn end(self) -> Bytes {
+        self.held.freeze()
+    }
+}
+
+/// How many bytes at the end may be the beginning of a secret.
+fn begun(bytes: &[u8], secret: &[u8]) -> usize {
+    let start = bytes.len().saturating_sub(secret.len() - 1);
+    let tail = &bytes[start..];
+    let places = memchr::memchr_iter(secret[0], tail);
+    places.map(|at| &tail[at..]).find(|rest| secret.starts_with(rest)).map_or(0, <[u8]>::len)
+}
+
+/// A shorter key is no secret, and stands in any text.
+const MIN_LENGTH: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_masked_however_the_body_is_cut() {
+        let key = Secret::new("sk-abcabd");
+        let digest = hex::sha256(b"sk-abcabd");
+        let body = format!("x sk-abcsk-abcabd and sk-abca {digest}; sk-ab");
+        let masked = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
+        for size in 1..body.len() {
+            let mut redactor = Redactor::new(&key);
+            let mut passed = vec![];
+            for frame in body.as_bytes().chunks(size) {
+                passed.extend_from_slice(&redactor.frame(frame));
+            }
+            passed.extend_from_slice(&redactor.end());
+            assert_eq!(String::from_utf8(passed).unwrap(), masked, "frames of {size}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! `cogni-gateway relay`, as an operator sees it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::Command;
+
+use cogni_gateway::delivery::outbox::{Order, Outbox, Progress};
+use cogni_gateway::delivery::statement::Facts;
+use cogni_gateway::relay::extract::Announced;
+use cogni_gateway::relay::{Artifacts, Branch, BranchKey, BranchState, Sha};
+use tempfile::TempDir;
+
+use crate::support::repository::{commit, git};
+
+/// L5, L7: what is held is shown with the line that brings it into a clone, and that line does.
+#[test]
+fn held_work_is_shown_and_applied() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let (code, said) = relay(&state, place.path(), &["status"]);
+    assert_eq!(code, 1);
+    let (said, kept) = said.split_once("kept: ").unwrap();
+    assert!(kept.starts_with("1, with "), "{kept}");
+    insta::assert_snapshot!(said.replace(&id, "ID"), @r"
+    ID held: sandbox/task-1 of https://github.com/acme/site.git, from run run-1
+        `.github/workflows/ci.yml`: it runs with the repository's secrets
+        cogni-gateway relay apply ID | retry [--new-rules] ID | discard ID
+    ");
+
+    let work = place.path().join("work");
+    let (code, said) = relay(&state, &work, &["apply", &id]);
+    let branch = format!("held/task-1-{}", &id[24..]);
+    assert_eq!((code, said), (0, format!("it is the branch `{branch}` here\n")));
+    assert_eq!(git(&work, &["show", &format!("{branch}:made")]), "by an agent");
+    let log = state.join("audit").join(format!("{id}.jsonl"));
+    assert!(relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
+    let report = cogni_gateway::audit::verify::verify(&log, None).unwrap();
+    assert!(report.finished && fs::read_to_string(&log).unwrap().contains("relay.applied"));
+    let (_, line) = relay(&state, &work, &["apply", "--print", &id]);
+    assert!(
+        line.starts_with("git -c fetch.fsckObjects=true fetch '")
+            && line.ends_with(&format!("refs/heads/{branch}'\n")),
+        "{line}"
+    );
+}
+
+/// L7: what is not there is said, and with nothing to deliver all is well.
+#[test]
+fn an_empty_outbox_is_well() {
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join("state");
+    let (code, said) = relay(&state, place.path(), &["status"]);
+    assert_eq!((code, state.exists()), (2, false), "to look is not to make one");
+    insta::assert_snapshot!(said.replace(&state.display().to_string(), "STATE"), @"error: nothing was ever relayed here: there is no `STATE/outbox.sqlite`; see `--state-dir`");
+    let (code, said) = relay(&state, place.path(), &["retry", "nobody"]);
+    assert_eq!(code, 2);
+    let status = relay(&state, place.path(), &["status"]);
+    assert_eq!((status.0, status.1.as_str()), (0, "everything is delivered\n"));
+    insta::assert_snapshot!(said, @"error: there is no relay `nobody`; `cogni-gateway relay status` lists them");
+    // Other rules are for work that somebody has named.
+    let (code, said) = relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
+    assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+}
+
+/// L5: what nobody wants is thrown away, and nothing else is.
+#[test]
+fn held_work_can_be_thrown_away() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let (code, said) = relay(&state, place.path(), &["discard", &id]);
+    assert_eq!((code, said.as_str()), (0, "it is gone\n"));
+    assert!(!place.path().join("artifacts").exists());
+    assert_eq!(relay(&state, place.path(), &["status"]).0, 0);
+    assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
+}
+
+/// L6: a token goes to this machine, or by TLS.
+#[test]
+fn an_api_in_the_clear_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let asked = |url: &str| {
+        let flags = ["retry", "--due", "--github-api-url", url];
+        relay(&place.path().join("state"), place.path(), &flags)
+    };
+    let (code, said) = asked("http://192.0.2.2/api/v3");
+    assert_eq!(code, 2);
+    insta::assert_snapshot!(said, @"error: `GITHUB_API_URL` would send a token over a network in the clear; give `https://`");
+    for url in ["http://127.0.0.1:1/api/v3", "https://192.0.2.2/api/v3"] {
+        assert_eq!(asked(url).0, 0);
+    }
+}
+
+/// L4: what is held survives a sweep of any age.
+#[test]
+fn a_sweep_removes_nothing_that_is_held() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let (code, said) = relay(&state, place.path(), &["sweep", "--older-than", "0s"]);
+    assert_eq!((code, said.as_str()), (0, "removed: 0 delivered, 0 directories, 0 mirrors\n"));
+    let work = place.path().join("work");
+    assert_eq!(relay(&state, &work, &["apply", &id]).0, 0);
+}
+
+/// L6: a credential that is given twice, or half, is refused before anything is done.
+#[test]
+fn a_credential_is_given_once_and_whole() {
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join("state");
+    let told = [
+        &["--github-app-id", "Iv1.x"][..],
+        &["--github-token-file", "/dev/null"],
+        &["--relay-committer", "nobody"],
+    ]
+    .map(|flags| relay(&state, place.path(), &[&["retry", "--due"], flags].concat()).1);
+    insta::assert_snapshot!(told.concat(), @r"
+    error: both a token and an app are given; give one of them
+    error: both `GITHUB_TOKEN` and its file are given; give one of them
+    error: `--relay-committer` is `nobody`; give `Name <email>`
+    ");
+}
+
+/// A row that is held, with a bundle that git has made.
+fn held(place: &TempDir) -> (std::path::PathBuf, String) {
+    let work = place.path().join("work");
+    git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
+    commit(&work, "README", "hello\n");
+    let start: Sha = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
+    commit(&work, "made", "by an agent\n");
+    let tip: Sha = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    let tree: Sha = git(&work, &["rev-parse", "HEAD^{tree}"]).parse().unwrap();
+    let artifacts = Artifacts::create(&place.path().join("artifacts")).unwrap();
+    let bundle = artifacts.bundle().display().to_string();
+    git(&work, &["bundle", "create", "--quiet", &bundle, "main..sandbox/task-1"]);
+    git(&work, &["checkout", "--quiet", "main"]);
+    git(&work, &["branch", "--quiet", "-D", "sandbox/task-1"]);
+
+    let state = place.path().join("state");
+    let outbox = Outbox::open(&state.join("outbox.sqlite")).unwrap();
+    let branch = Branch::of(BranchKey::parse("task-1").unwrap());
+    let order = Order {
+        repository: "https://github.com/acme/site".parse().unwrap(),
+        state: BranchState { branch, exists: false, start, base: "main".into(), base_tip: start },
+        announced: Announced { tip, tree, commits: 1, merges: 0, head: None },
+        facts: Facts { run: "run-1".to_owned(), ..Facts::default() },
+        rules: None,
+        host: None,
+        artifacts: artifacts.directory().to_owned(),
+        pull_request: None,
+    };
+    let job = outbox.add(&order).unwrap();
+    let why = "`.github/workflows/ci.yml`: it runs with the repository's secrets".to_owned();
+    (state, outbox.advance(&job, Progress::Held { code: "policy", why }).unwrap().id)
+}
+
+/// L7: what a relay keeps names its directory, in text.
+#[test]
+fn a_state_directory_has_a_name_that_is_text() {
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join(OsStr::from_bytes(b"state-\xff"));
+    let (code, said) = relay(&state, place.path(), &["retry", "--due"]);
+    assert_eq!(code, 2);
+    let said = said.replace(&place.path().display().to_string(), "PLACE");
+    insta::assert_snapshot!(said, @"error: `PLACE/state-�` is not UTF-8; choose another `--state-dir`");
+}
+
+fn relay(state: &Path, directory: &Path, arguments: &[&str]) -> (i32, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .arg("relay")
+        .args(arguments)
+        .current_dir(directory)
+        .env("COGNI_STATE_DIR", state)
+        .env("GITHUB_TOKEN", "ghp_given")
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+}

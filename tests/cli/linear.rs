@@ -1,0 +1,274 @@
+//! Whatever an agent writes is read in time that grows as its length does.
+//!
+//! Each reader has a line in the table, with the worst text that is known for it. What is compared is the processor's
+//! time at a length and at eight times that: a reader that looks at everything once takes eight times as long, one that looks
+//! at everything for each byte sixty-four times. A ceiling catches what is quadratic from the first byte on.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::hint::black_box;
+use std::io::Cursor;
+use std::time::Duration;
+
+use cogni_gateway::agent::sse::Events;
+use cogni_gateway::base::db::Database;
+use cogni_gateway::cli::run::shown::{Place, Shown};
+use cogni_gateway::forge::pull_request::{island, text};
+use cogni_gateway::git::batch;
+use cogni_gateway::journal::{Added, Ended, Journal, Kind, New, SCHEMA};
+use cogni_gateway::relay::Sha;
+use cogni_gateway::relay::bundle::Header;
+use cogni_gateway::relay::extract::Announced;
+use cogni_gateway::relay::judge::{Config, Found, Pattern, Scanner, Text, diff};
+use cogni_gateway::relay::quarantine::commit::Commit;
+use cogni_gateway::runner::Envelope;
+use cogni_gateway::sandbox::output::Capture;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+
+/// A reader: its name, the length at which it is tried, the text of about that length, and the reading.
+type Reader = (&'static str, usize, fn(usize) -> Vec<u8>, fn(&[u8]));
+
+const READERS: &[Reader] = &[
+    (
+        "envelope: objects before blanks",
+        MIB,
+        |n| [of("{}\n", n / 6), of(" ", n / 2)].concat(),
+        envelope,
+    ),
+    ("envelope: noise that begins like an object", MIB, |n| of("{\n", n / 2), envelope),
+    ("envelope: texts without an end", MIB, |n| of("{\"\n", n / 3), envelope),
+    ("envelope: too deep", MIB, |n| of("{\"a\":\n", n / 6), envelope),
+    ("output: a byte at a time", MIB, |n| of("a", n), output),
+    ("what is shown: no line's end", MIB, |n| of("{", n), shown),
+    ("what is shown: bytes of no text", MIB, |n| of("\u{20ac}", n / 3), shown),
+    ("events of a stream: lines of data", MIB, |n| of("data:\n", n / 6), events),
+    ("pull request: blanks", 8000, |n| of(" ", n), pull_request),
+    (
+        "pull request: words before blanks",
+        8000,
+        |n| [of("fix", n / 6), of(" ", n / 2)].concat(),
+        pull_request,
+    ),
+    ("pull request: a title of blanks", MIB, |n| of(" \n", n / 2), pull_request),
+    ("pull request: marks that nobody ends", 65_000, |n| of("<!-- cogni:run ", n / 15), page),
+    ("pull request: many parts", 65_000, |n| of("<!-- cogni:run <!-- /cogni -->", n / 30), page),
+    (
+        "announced: lines",
+        MIB,
+        |n| of(&format!("{0} {0} {0}\n", "7".repeat(40)), n / 123),
+        announced,
+    ),
+    (
+        "announced: parents",
+        MIB,
+        |n| {
+            [of(&"7".repeat(40), 1), of(&format!(" {}", "7".repeat(40)), n / 41), of("\n", 1)]
+                .concat()
+        },
+        announced,
+    ),
+    (
+        "bundle: prerequisites",
+        MIB,
+        |n| [of("# v2 git bundle\n", 1), of(&format!("-{}\n", "7".repeat(40)), n / 42)].concat(),
+        bundle,
+    ),
+    (
+        "diff: changes",
+        MIB,
+        |n| of(&format!(":100644 100644 {0} {0} M\0a/b\0", "7".repeat(40)), n / 105),
+        raw_diff,
+    ),
+    ("diff: parents", MIB, |n| of(":", n), raw_diff),
+    (
+        "objects: a byte at a time",
+        MIB,
+        |n| [of(&format!("{} blob {n}\n", "7".repeat(40)), 1), of("a", n)].concat(),
+        objects,
+    ),
+    ("commit: parents", MIB, many_parents, commit),
+    ("path: segments", 16 << 10, |n| of("a/", n / 2), path),
+    ("credentials: what begins like one", MIB, |n| of("AKIA", n / 4), credentials),
+    ("credentials: blanks", MIB, |n| [of("password =", 1), of(" ", n)].concat(), credentials),
+    ("journal: an answer that is nearly everywhere", MIB, |n| of("a", n), journal),
+];
+
+/// R5, A4, L3: a megabyte of the worst that an agent can write costs milliseconds, and not minutes.
+#[test]
+fn what_an_agent_writes_is_read_in_linear_time() {
+    let mut slow = String::new();
+    for (name, most, make, read) in READERS {
+        let (few, many) = (time(&make(most / 8), *read), time(&make(*most), *read));
+        // Below it the clock and the caches say more than the reader.
+        let is_steep = many > NOISE && many > few.max(NOISE / 64) * STEEP;
+        let share = u32::try_from(MIB / most).unwrap();
+        let ceiling = NOISE + CEILING / share;
+        if is_steep || many > ceiling {
+            let _ = writeln!(slow, "{name}: {few:?}, and of eight times as much {many:?}");
+        }
+    }
+    assert!(slow.is_empty(), "{slow}");
+}
+
+/// The processor's time of the whole process, which is this test alone: the best of some.
+fn time(text: &[u8], read: fn(&[u8])) -> Duration {
+    let spent = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
+    let once = || {
+        let begun = spent();
+        read(black_box(text));
+        spent().saturating_sub(begun)
+    };
+    let first = once();
+    if first > CEILING { first } else { first.min(once()).min(once()) }
+}
+
+fn of(piece: &str, times: usize) -> Vec<u8> {
+    piece.repeat(times).into_bytes()
+}
+
+fn text_of(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn envelope(bytes: &[u8]) {
+    let _ = black_box(Envelope::parse(text_of(bytes)));
+}
+
+fn output(bytes: &[u8]) {
+    let mut capture = Capture::new(bytes.len() / 2);
+    bytes.chunks(1).for_each(|chunk| capture.push(chunk));
+    black_box(capture.finish());
+}
+
+fn shown(bytes: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let mut lines = Shown::events(tokio::io::sink(), Place::default());
+        let mut text = Shown::text(tokio::io::sink(), Place::default());
+        for chunk in bytes.chunks(4096) {
+            lines.write_all(chunk).await.unwrap();
+            text.write_all(chunk).await.unwrap();
+        }
+        lines.shutdown().await.unwrap();
+        text.shutdown().await.unwrap();
+    });
+}
+
+fn events(bytes: &[u8]) {
+    let mut events = Events::new(Cursor::new(bytes));
+    while let Ok(Some(data)) = events.read() {
+        black_box(data);
+    }
+}
+
+fn pull_request(bytes: &[u8]) {
+    black_box(text::body(text_of(bytes)));
+    black_box(text::title(text_of(bytes), "changes"));
+    black_box(text::code(&text_of(bytes)[..bytes.len().min(8000)]));
+}
+
+fn page(bytes: &[u8]) {
+    black_box(island::put(Some(text_of(bytes)), "run-1", "words"));
+    black_box(island::has_notice_of_another(Some(text_of(bytes)), "run-1"));
+}
+
+fn announced(bytes: &[u8]) {
+    let _ = black_box(Announced::parse(bytes, 0));
+}
+
+fn bundle(bytes: &[u8]) {
+    let _ = black_box(Header::parse(bytes, "refs/heads/sandbox/a"));
+}
+
+fn raw_diff(bytes: &[u8]) {
+    let _ = black_box(diff::parse(bytes));
+}
+
+fn objects(bytes: &[u8]) {
+    let mut reader = batch::Reader::default();
+    for piece in bytes.chunks(1) {
+        reader
+            .push(piece, |part| {
+                black_box(part);
+            })
+            .unwrap();
+    }
+}
+
+/// A commit with parents that are all different.
+fn many_parents(n: usize) -> Vec<u8> {
+    let mut commit = format!("tree {}\n", "7".repeat(40));
+    for number in 0..n / 48 {
+        let _ = writeln!(commit, "parent {number:040x}");
+    }
+    let author = "A <a@example.com> 1700000000 +0000";
+    let _ = write!(commit, "author {author}\ncommitter {author}\n\nwords\n");
+    commit.into_bytes()
+}
+
+fn commit(bytes: &[u8]) {
+    let name = Sha::of("commit", bytes);
+    if let Ok(commit) = Commit::parse(name, bytes) {
+        black_box(commit.anew(&HashMap::new(), "Relay <relay@example.com>", "Sandbox-Run: 1\n"));
+    }
+}
+
+fn path(bytes: &[u8]) {
+    for pattern in ["**/a/**/a/**/b", "**/b", "**/*a*/**/*b*"] {
+        assert!(!Pattern::new(pattern).matches(bytes));
+    }
+}
+
+fn credentials(bytes: &[u8]) {
+    let scanner = Scanner::new(&Config::default().policy.secrets, &[]).unwrap();
+    let (mut text, mut found) = (Text::default(), Found::new());
+    for piece in bytes.chunks(16 << 10) {
+        scanner.scan(&mut text, piece, &mut found);
+    }
+    // A message is one piece, however long it is.
+    scanner.scan(&mut Text::default(), bytes, &mut found);
+}
+
+/// Four pieces of an answer, and one that is found in none of them, but nearly, at each place.
+fn journal(bytes: &[u8]) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let directory = tempfile::tempdir().unwrap();
+    runtime.worker_threads(1).enable_all().build().unwrap().block_on(async {
+        let database = Database::open(&directory.path().join("state.db"), &[SCHEMA]).unwrap();
+        let journal = Journal::new(database);
+        let new = New {
+            id: "run-1".to_owned(),
+            grant: "grant".to_owned(),
+            idempotency_key: None,
+            most: None,
+            digest: String::new(),
+            agent: "agent".to_owned(),
+            account: "account".to_owned(),
+            model: "model".to_owned(),
+            wanted: "{}".to_owned(),
+        };
+        let Added::New(feed) = journal.add(new).await.unwrap() else { panic!("it is known") };
+        for piece in bytes.chunks(bytes.len() / 4) {
+            feed.tell(Kind::TextDelta, &json!({"text": text_of(piece)}));
+        }
+        tokio::select! {
+            () = journal.keep(&feed) => (),
+            () = tokio::time::sleep(Duration::from_millis(200)) => (),
+        }
+        let answer = format!("{}b", text_of(&bytes[..bytes.len() / 8]));
+        let result = Some(json!({"agent": {"payloads": [{"text": answer}]}}).to_string());
+        journal.end(&feed, Ended { result, stdout: answer, ..Ended::default() }).await.unwrap();
+    });
+}
+
+const MIB: usize = 1 << 20;
+
+/// Eight times is linear, and sixty-four times is not.
+const STEEP: u32 = 32;
+
+const NOISE: Duration = Duration::from_millis(100);
+
+/// Of a megabyte, without optimisation, on a machine that is busy. With it, each of these takes less than 50 ms.
+const CEILING: Duration = Duration::from_secs(10);

@@ -1,0 +1,334 @@
+//! G2: the access log, as the readers of nginx' log find it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use cogni_gateway::budget::{Source, Tokens, Usage};
+use cogni_gateway::observe::access_log::{Destination, Identity, KEYS, Line, Log};
+use cogni_gateway::observe::printable::Printable;
+use cogni_gateway::protocol::Route;
+use proptest::prelude::*;
+
+use crate::support::allocations;
+
+/// G2: all there is to know of a call, and `-` for what there is not.
+#[test]
+fn a_line_reads_as_documented() {
+    let usage = Usage {
+        input: Tokens(1200),
+        output: Tokens(180),
+        source: Source::Provider,
+        ..Usage::default()
+    };
+    let full = Line {
+        bytes: 48_211,
+        model: Some("openai/gpt-5-mini"),
+        litellm_call_id: Some("0199c0de-0000-7000-8000-000000000001"),
+        litellm_response_cost: Some("5.025e-05"),
+        upstream_time: Some(Duration::from_millis(4012)),
+        first_byte_time: Some(Duration::from_micros(451_900)),
+        usage: Some(&usage),
+        ..bare()
+    };
+    let refused = Line { route: None, status: 404, method: "GET", outcome: "not_found", ..bare() };
+    insta::assert_snapshot!(written(&[full, refused]), @r"
+    time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 bytes=48211 request_bytes=2048 model=openai/gpt-5-mini request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=0199c0de-0000-7000-8000-000000000001 litellm_response_cost=5.025e-05 upstream_time=4.012 first_byte_time=0.451 request_time=4.030 usage_input=1200 usage_output=180 usage_source=provider outcome=completed trace_id=-
+    time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=GET uri=- status=404 bytes=0 request_bytes=2048 model=- request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=4.030 usage_input=- usage_output=- usage_source=- outcome=not_found trace_id=-
+    ");
+}
+
+/// G2: every key once, in the documented order, whatever a client or an upstream sends.
+#[test]
+fn every_line_has_every_key_in_order() {
+    let text = written(&[bare()]);
+    let keys: Vec<_> =
+        text.trim_end().split(' ').map(|pair| pair.split_once('=').unwrap().0).collect();
+    assert_eq!(keys, KEYS);
+}
+
+proptest! {
+    /// G2: no text from outside can add a key, end a line early or hide one.
+    #[test]
+    fn no_text_from_outside_can_forge_a_field(hostile in prop::collection::vec("(?s).{0,200}|[ =\"\\n\\r\\x00\\x1b]{1,9}", 6)) {
+        let [method, model, request_id, call_id, cost, run] = [0, 1, 2, 3, 4, 5].map(|i: usize| hostile[i].as_str());
+        let line = Line {
+            method,
+            model: Some(model),
+            request_id,
+            litellm_call_id: Some(call_id),
+            litellm_response_cost: Some(cost),
+            ..bare()
+        };
+        let text = written_as(&Identity { run, attempt: run }, &[line]);
+        let lines: Vec<_> = text.split_terminator('\n').collect();
+        prop_assert_eq!(lines.len(), 1);
+        let pairs: Vec<_> = lines[0].split(' ').map(|pair| pair.split_once('=').unwrap()).collect();
+        prop_assert_eq!(pairs.iter().map(|(key, _)| *key).collect::<Vec<_>>(), KEYS);
+        for (key, value) in pairs {
+            prop_assert!((1..=Printable::LIMIT).contains(&value.len()), "{key}={value}");
+            prop_assert!(value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._:/@+,-%".contains(&byte)));
+        }
+    }
+
+    /// What is short enough can be read back to the byte.
+    #[test]
+    fn what_was_encoded_can_be_decoded(text in "(?s).{1,40}") {
+        prop_assume!(text.len() * 3 <= Printable::LIMIT);
+        let shown = Printable(&text).text();
+        let mut bytes = shown.bytes();
+        let mut decoded = vec![];
+        while let Some(byte) = bytes.next() {
+            decoded.push(if byte == b'%' {
+                let digits = [bytes.next().unwrap(), bytes.next().unwrap()];
+                u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap()
+            } else {
+                byte
+            });
+        }
+        prop_assert_eq!(decoded, text.as_bytes());
+    }
+
+    /// Both ways to make a text safe say the same.
+    #[test]
+    fn appending_and_showing_agree(text in "(?s).{0,200}") {
+        let mut appended = vec![];
+        Printable(&text).append_to(&mut appended);
+        let shown = Printable(&text).text();
+        prop_assert_eq!(appended, shown.as_bytes());
+    }
+}
+
+/// A file is appended to, and created so that only its owner and group can read it.
+#[test]
+fn a_file_is_created_for_owner_and_group_and_appended_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    for _ in 0..2 {
+        open(&path).write(&bare());
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0);
+}
+
+/// Lines wait for one another, but a flush, and the end, wait for them.
+#[test]
+fn lines_are_written_at_a_flush_and_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let log = open(&path);
+    log.write(&called());
+    log.flush();
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1);
+    for _ in 0..1000 {
+        log.write(&called());
+    }
+    drop(log);
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1001);
+}
+
+/// Many threads, one file: every line is whole, and none is missing.
+#[test]
+fn lines_of_many_threads_do_not_mix() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let log = open(&path);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let log = log.for_run(&Identity { run: &format!("run-{thread}"), attempt: "0" });
+            scope.spawn(move || (0..500).for_each(|_| log.write(&called())));
+        }
+    });
+    drop(log);
+    let text = fs::read_to_string(&path).unwrap();
+    let mut by_run = BTreeMap::new();
+    for line in text.lines() {
+        assert_eq!(line.split(' ').count(), KEYS.len(), "{line}");
+        *by_run.entry(line.split(' ').nth(1).unwrap()).or_insert(0) += 1;
+    }
+    let all = ["runId=run-0", "runId=run-1", "runId=run-2", "runId=run-3"].map(|run| (run, 500));
+    assert_eq!(by_run, BTreeMap::from(all));
+}
+
+/// Rotation: what came before is in the moved file, what comes after in the new one.
+#[test]
+fn a_log_is_reopened_after_it_was_moved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, moved) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
+    let log = open(&path);
+    log.write(&Line { status: 201, ..bare() });
+    fs::rename(&path, &moved).unwrap();
+    log.reopen().unwrap();
+    log.write(&Line { status: 202, ..bare() });
+    drop(log);
+    assert!(fs::read_to_string(&moved).unwrap().contains(" status=201 "));
+    assert!(fs::read_to_string(&path).unwrap().contains(" status=202 "));
+}
+
+/// A file that cannot be opened again leaves the log where it was.
+#[test]
+fn a_failed_reopening_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, moved) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
+    let log = open(&path);
+    fs::rename(&path, &moved).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert!(log.reopen().is_err());
+    log.write(&bare());
+    drop(log);
+    assert_eq!(fs::read_to_string(&moved).unwrap().lines().count(), 1);
+}
+
+/// A full disk loses lines, counts them, and nothing else happens.
+#[test]
+fn a_full_disk_loses_lines_and_counts_them() {
+    let log = open(Path::new("/dev/full"));
+    log.write(&bare());
+    log.write(&bare());
+    log.flush();
+    assert_eq!(log.lost(), 2);
+    log.write(&bare());
+    log.flush();
+    assert_eq!(log.lost(), 3);
+}
+
+/// A pipe that nobody reads holds up no request: what does not fit is lost and counted.
+#[test]
+fn a_stuck_reader_holds_up_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    // Opened for both, so that neither side waits for the other.
+    let mut reader = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let log = open(&path);
+    // 16 MB: more than a pipe, a batch and the backlog hold.
+    for _ in 0..50_000 {
+        log.write(&called());
+    }
+    let lost = log.lost();
+    assert!(lost > 0);
+    let mut first = [0; 5];
+    reader.read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"time=");
+}
+
+#[test]
+fn a_log_that_cannot_be_opened_says_what_to_do() {
+    let destination = Destination::from("/nowhere/access.log");
+    let error = Log::open(&destination, &IDENTITY).unwrap_err();
+    insta::assert_snapshot!(error, @"cannot open the access log `/nowhere/access.log`; name a file in a directory that this user may write, `-` for stdout, or `off`");
+}
+
+/// G2: `/dev/stdout` is not opened by name, which a container's user may not; `off` writes nothing.
+#[test]
+fn destinations_are_told_apart() {
+    let told = ["-", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]
+        .map(|name| Destination::from(name).to_string());
+    assert_eq!(told, ["/dev/stdout", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]);
+    let log = Log::open(&Destination::Off, &IDENTITY).unwrap();
+    log.write(&bare());
+    log.flush();
+    log.reopen().unwrap();
+    assert_eq!(log.lost(), 0);
+}
+
+/// A clock that is wrong by centuries is no reason to fail.
+#[test]
+fn any_time_can_be_written() {
+    let century = Duration::from_hours(100 * 365 * 24);
+    for time in [UNIX_EPOCH - century, UNIX_EPOCH + 100 * century] {
+        assert!(written(&[Line { time, ..bare() }]).starts_with("time="));
+    }
+}
+
+/// Once the buffers are there, a line costs no allocation.
+#[test]
+fn a_line_costs_no_allocation() {
+    let log = open(Path::new("/dev/null"));
+    let line = Line { model: Some("gpt-5 mini"), upstream_time: Some(Duration::ZERO), ..bare() };
+    let counted = allocations::count(|| {
+        for _ in 0..30 {
+            log.write(&line);
+        }
+    });
+    assert_eq!(counted, 0);
+}
+
+/// G15: what costs nothing fills no disk. Calls have a line each.
+#[test]
+fn a_flood_of_refusals_is_counted() {
+    let late = Line { time: bare().time + Duration::from_secs(1), ..bare() };
+    let lines = [vec![bare(); 100], vec![called(); 100], vec![late]].concat();
+    let text = written(&lines);
+    assert_eq!(text.lines().count(), 32 + 100 + 2);
+    let repeated: Vec<_> = text.lines().filter(|line| line.contains("outcome=repeated")).collect();
+    insta::assert_snapshot!(repeated.join("\n"), @"time=2026-11-22T23:00:01.407Z runId=run-7 attempt=0 method=- uri=- status=0 bytes=0 request_bytes=0 model=- request_id=- litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=0.000 usage_input=- usage_output=- usage_source=- outcome=repeated trace_id=- repeats=68");
+}
+
+/// G15: a log that is a file has a largest size, and the one before it is kept.
+#[test]
+fn a_full_file_is_moved_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let destination = Destination::File(path.clone());
+    let log = Log::open_bounded(&destination, &IDENTITY, 10_000).unwrap();
+    for _ in 0..200 {
+        log.write(&called());
+        log.flush();
+    }
+    drop(log);
+    let sizes =
+        [path, folder.path().join("access.log.1")].map(|path| fs::metadata(path).unwrap().len());
+    assert!(sizes.iter().all(|size| *size < 11_000), "{sizes:?}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+/// Of a request that made a call.
+fn called() -> Line<'static> {
+    Line { upstream_time: Some(Duration::ZERO), ..bare() }
+}
+
+fn bare() -> Line<'static> {
+    Line {
+        time: UNIX_EPOCH + Duration::from_millis(1_795_388_400_407),
+        method: "POST",
+        route: Some(Route::ChatCompletions),
+        status: 200,
+        bytes: 0,
+        request_bytes: 2048,
+        model: None,
+        request_id: "0199c0de-0000-7000-8000-00000000002a",
+        litellm_call_id: None,
+        litellm_response_cost: None,
+        upstream_time: None,
+        first_byte_time: None,
+        request_time: Duration::from_millis(4030),
+        usage: None,
+        outcome: "completed",
+    }
+}
+
+const IDENTITY: Identity<'_> = Identity { run: "run-7", attempt: "0" };
+
+fn open(path: &Path) -> Log {
+    Log::open(&Destination::File(path.to_owned()), &IDENTITY).unwrap()
+}
+
+fn written(lines: &[Line<'_>]) -> String {
+    written_as(&IDENTITY, lines)
+}
+
+fn written_as(identity: &Identity<'_>, lines: &[Line<'_>]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let log = Log::open(&Destination::File(path.clone()), identity).unwrap();
+    for line in lines {
+        log.write(line);
+    }
+    drop(log);
+    fs::read_to_string(path).unwrap()
+}

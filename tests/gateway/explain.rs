@@ -1,0 +1,387 @@
+//! What `explain` and `check` say, and that it is what a served run does.
+
+mod live;
+
+use std::fs;
+
+use cogni_gateway::cli::{self, check, explain};
+use serde_json::{Map, Value, json};
+
+/// G13: a call that goes up, with all that is changed in it.
+#[test]
+fn what_is_admitted_is_told_with_every_change() {
+    let said = explained(&["--litellm-host", "litellm:4000"], SPOOFED);
+    insta::assert_snapshot!(said, @r#"
+    POST /v1/chat/completions?team=other
+    admitted: route chat_completions, model gpt-5
+
+    query string
+      dropped
+
+    headers
+      passed       accept: text/event-stream
+      set          accept-encoding: identity
+      overwritten  authorization: [secret]
+      overwritten  content-length: 86
+      passed       content-type: application/json
+      overwritten  openai-beta: responses=experimental
+      set          user-agent: cogni-gateway/0.1.0
+      set          x-litellm-call-id: [id of the request]
+      dropped      x-litellm-customer-id
+      overwritten  x-litellm-end-user-id: placeholder
+      set          x-litellm-spend-logs-metadata: {"attempt":0,"run_id":"placeholder"}
+
+    fields of the body that change
+      dropped      user: who calls is said by the gateway
+      dropped      metadata: who calls is said by the gateway
+      dropped      no_such_field: it is not a field that is known here
+      forced       stream_options: a stream has to report what it used
+
+    reserved
+      turns          1 of no limit
+      input tokens   37 of no limit (estimated)
+      output tokens  16384 of no limit
+      total tokens   16421 of no limit
+      dollars        0.16388625 of no limit
+    "#);
+}
+
+/// G13: with the request that would go upstream, and no secret in it.
+#[test]
+fn what_goes_upstream_is_shown_without_secrets() {
+    let said = explained(&["--upstream"], SPOOFED);
+    let (_, upstream) = said.split_once("\nsent upstream\n").unwrap();
+    insta::assert_snapshot!(upstream, @r#"
+    POST /v1/chat/completions HTTP/1.1
+    host: litellm:4000
+    user-agent: cogni-gateway/0.1.0
+    accept-encoding: identity
+    authorization: [secret]
+    x-litellm-end-user-id: placeholder
+    x-litellm-spend-logs-metadata: {"attempt":0,"run_id":"placeholder"}
+    accept: text/event-stream
+    openai-beta: responses=experimental
+    x-litellm-call-id: [id of the request]
+    content-type: application/json
+    content-length: 86
+
+    {"model":"gpt-5","stream":true,"messages":[],"stream_options":{"include_usage":true}}
+    "#);
+}
+
+/// G13, G9: what is refused, what is left, and how an operator would allow it.
+#[test]
+fn a_budget_that_is_spent_is_told() {
+    let flags = ["--max-turns", "10", "--set", "usage.turns=10"];
+    insta::assert_snapshot!(explained(&flags, CHAT), @r#"
+    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    refused: 402 `turn_budget_exhausted`, route chat_completions
+      the client is told: turn budget exhausted: 10 of 10 turns are spent
+      to allow it: raise `budget.max_turns` or `MAX_TURNS`
+    "#);
+}
+
+/// G13, G9: what is left of a budget is what the answer may have.
+#[test]
+fn a_budget_that_is_nearly_spent_is_told() {
+    let flags = ["--max-output-tokens", "1000", "--set", "usage.output_tokens=900"];
+    insta::assert_snapshot!(explained(&flags, CHAT), @r#"
+    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    admitted: route chat_completions, model claude-opus-4-5
+
+    headers
+      set          accept-encoding: identity
+      set          authorization: [secret]
+      set          content-length: 102
+      passed       content-type: application/json
+      set          user-agent: cogni-gateway/0.1.0
+      set          x-litellm-call-id: [id of the request]
+      set          x-litellm-end-user-id: placeholder
+      set          x-litellm-spend-logs-metadata: {"attempt":0,"run_id":"placeholder"}
+
+    fields of the body that change
+      forced       max_completion_tokens: no more than this is left to spend
+
+    reserved
+      turns          1 of no limit
+      input tokens   25 of no limit (estimated)
+      output tokens  100 of 100 left
+      total tokens   125 of no limit
+      dollars        0.00275 of no limit
+    "#);
+}
+
+/// G13, G6: a capability that is not granted.
+#[test]
+fn a_hosted_tool_is_told() {
+    let body = r#"{"model":"claude","max_tokens":10,"system":"s","messages":[],"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#;
+    insta::assert_snapshot!(explained(&[], body), @r"
+    POST /v1/messages (a guess; `--route` says otherwise)
+    refused: 403 `capability_not_granted`, route messages
+      the client is told: `tools` needs `web_search` (`web_search_20250305`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`
+      to allow it: grant it in `policy.body.capabilities` or `CAPABILITIES`
+    ");
+}
+
+/// G13, G5: a body that is not acceptable.
+#[test]
+fn a_body_that_is_not_json_is_told() {
+    insta::assert_snapshot!(explained(&[], r#"{"model":"a","model":"b"}"#), @r"
+    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    refused: 400 `duplicate_key`, route chat_completions
+      the client is told: the request body is not acceptable JSON: duplicate key `model` at byte 13
+      to allow it: nothing; the request has to be another
+    ");
+}
+
+/// G13, G3: a path that is not served, and one that is answered without the upstream.
+#[test]
+fn what_does_not_go_upstream_is_told() {
+    insta::assert_snapshot!(explained(&[], "GET /v1/files HTTP/1.1\nhost: x\n\n"), @r"
+    GET /v1/files
+    refused: 404 `not_found`, route none
+      the client is told: the path is not served
+      to allow it: nothing; the request has to be another
+    ");
+    insta::assert_snapshot!(explained(&["--models", "a"], "GET /v1/models HTTP/1.1\n\n"), @r"
+    GET /v1/models
+    answered by the gateway, route models
+    ");
+}
+
+/// G13: rules that match, and one that refuses.
+#[test]
+fn rules_are_told() {
+    let file = Place::holding(RULES);
+    let flags = ["--config", file.path()];
+    insta::assert_snapshot!(explained(&flags, CHAT), @r#"
+    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    admitted: route chat_completions, model claude-sonnet-4-5
+
+    headers
+      set          accept-encoding: identity
+      set          authorization: [secret]
+      set          content-length: 104
+      passed       content-type: application/json
+      set          user-agent: cogni-gateway/0.1.0
+      set          x-litellm-call-id: [id of the request]
+      set          x-litellm-end-user-id: placeholder
+      set          x-litellm-spend-logs-metadata: {"attempt":0,"run_id":"placeholder"}
+      set          x-team: agents
+
+    fields of the body that change
+      renamed      model: a rule says so
+      forced       max_completion_tokens: a rule says so
+
+    rules that match
+      short-answers
+
+    reserved
+      turns          1 of no limit
+      input tokens   25 of no limit (estimated)
+      output tokens  512 of no limit
+      total tokens   537 of no limit
+      dollars        0.00783 of no limit
+    "#);
+    let flags = ["--config", file.path(), "--set", "usage.cost_usd=2.5"];
+    insta::assert_snapshot!(explained(&flags, CHAT), @r"
+    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    refused: 403 `refused_by_rule`, route chat_completions
+      the client is told: refused by the rule `no-opus-when-it-gets-dear`: use claude-haiku-4-5
+      to allow it: change the rule, in `policy.rules`
+
+    rules that match
+      no-opus-when-it-gets-dear
+    ");
+}
+
+/// G13: the same for scripts.
+#[test]
+fn it_is_told_to_scripts_as_json() {
+    let file = Place::holding(RULES);
+    let said = explained(&["--json", "--config", file.path(), "--max-turns", "5"], CHAT);
+    let mut said: Map<String, Value> = serde_json::from_str(&said).unwrap();
+    let headers = said.remove("headers").unwrap();
+    let team = json!({"name": "x-team", "what": "set", "value": "agents"});
+    assert!(headers.as_array().unwrap().contains(&team));
+    assert_eq!(said.remove("budget").unwrap()["turns_left"], 5);
+    insta::assert_json_snapshot!(said, @r#"
+    {
+      "body": [
+        {
+          "name": "model",
+          "what": "renamed",
+          "why": "a rule says so"
+        },
+        {
+          "name": "max_completion_tokens",
+          "what": "forced",
+          "why": "a rule says so"
+        }
+      ],
+      "is_guessed": true,
+      "method": "POST",
+      "model": "claude-sonnet-4-5",
+      "outcome": "admitted",
+      "path": "/v1/chat/completions",
+      "reserved": {
+        "cost_usd": "0.00783",
+        "input": 25,
+        "output": 512,
+        "turns": 1
+      },
+      "route": "chat_completions",
+      "rules": [
+        "short-answers"
+      ]
+    }
+    "#);
+}
+
+/// G13: the exit code says what became of it.
+#[test]
+fn the_exit_code_is_the_outcome() {
+    let code = |flags: &[&str]| run(flags, CHAT).unwrap().1;
+    assert_eq!((code(&[]), code(&["--max-turns", "0"])), (0, 1));
+}
+
+/// G13: wrong use is told, and not taken for a refusal.
+#[test]
+fn wrong_use_is_told() {
+    let said = [
+        run(&["--set", "usage.dollars=1"], CHAT),
+        run(&["--set", "usage.turns=many"], CHAT),
+        run(&["--set", "usage.cost_usd=-1"], CHAT),
+        run(&["--route", "/v1/messages"], "GET /v1/models HTTP/1.1\n\n"),
+        run(&["--route", "not a path"], CHAT),
+        run(&[], "POST /v1/messages HTTP/1.1\nhost: x\n"),
+        run(&[], "POST /v1/messages HTTP/1.1\nhost = x\n\n"),
+        run(&["--config", "/nowhere/gateway.toml"], CHAT),
+        run(&["--max-turns", "many"], CHAT),
+    ]
+    .map(|said| format!("{:#}", said.unwrap_err()));
+    insta::assert_snapshot!(said.join("\n"), @r"
+    `usage.dollars` cannot be set; there are `usage.turns`, `usage.input_tokens`, `usage.output_tokens` and `usage.cost_usd`
+    `usage.turns=many` does not say a number; give `usage.turns=100`: invalid digit found in string
+    `usage.cost_usd=-1` does not say an amount of dollars; give `usage.cost_usd=2.50`
+    the file has a request line, so `--route` has no meaning; leave it out
+    `not a path` is not a path: invalid uri character
+    the head of the request does not end; put an empty line after its last header
+    the file is not an HTTP request: invalid header name
+    cannot read `/nowhere/gateway.toml`: No such file or directory (os error 2)
+    `MAX_TURNS` is `many`; give a whole number
+    ");
+}
+
+/// G13: a body is posted where its fields say, unless it is said where.
+#[test]
+fn the_route_of_a_body_is_guessed_from_its_fields() {
+    let route =
+        |flags: &[&str], body: &str| explained(flags, body).lines().next().unwrap().to_owned();
+    for (body, path) in [
+        (r#"{"messages":[]}"#, "/v1/chat/completions"),
+        (r#"{"messages":[],"system":"s"}"#, "/v1/messages"),
+        (r#"{"input":"x"}"#, "/v1/responses"),
+        (r#"{"prompt":"x"}"#, "/v1/completions"),
+        ("not even JSON", "/v1/chat/completions"),
+    ] {
+        assert_eq!(route(&[], body), format!("POST {path} (a guess; `--route` says otherwise)"));
+    }
+    assert_eq!(route(&["--route", "/v1/embeddings"], r#"{"input":"x"}"#), "POST /v1/embeddings");
+}
+
+/// G13: a configuration can be checked before anything is served by it.
+#[test]
+fn a_configuration_can_be_checked() {
+    let check = |text: &str| {
+        let file = Place::holding(text);
+        let matches = matches(&["check", "--config", file.path()]);
+        let mut out = vec![];
+        let said = check::run(matches.subcommand().unwrap().1, &mut out);
+        let said =
+            said.map_or_else(|error| format!("{error:#}"), |_| String::from_utf8(out).unwrap());
+        said.replace(file.path(), "[file]")
+    };
+    insta::assert_snapshot!(check(RULES), @"the configuration is fine: 2 rules, 3 examples hold");
+    insta::assert_snapshot!(check(&RULES.replace("usage.cost", "usage.costs")), @"rule `no-opus-when-it-gets-dear`: `when`, line 1, column 44: `usage.costs_usd` is not a fact; `usage` has `turns`, `input_tokens`, `output_tokens`, `total_tokens`, `cost_usd`, `left.turns`, `left.input_tokens`, `left.output_tokens`, `left.total_tokens`, `left.cost_usd`");
+    insta::assert_snapshot!(check(&RULES.replace("when", "where")), @r#"
+    `[file]` is not a valid configuration: TOML parse error at line 4, column 1
+      |
+    4 | where = "request.model.startsWith('claude-opus') && usage.cost_usd > 2.0"
+      | ^^^^^
+    unknown field `where`, expected one of `name`, `when`, `refuse`, `set_model`, `max_output_tokens`, `headers`, `match`, `not_match`
+    "#);
+    insta::assert_snapshot!(check("workers = 0"), @"`WORKERS` is `0`; give at least 1");
+    insta::assert_snapshot!(check("[shared]\nplaintext = true"), @"`shared.token_keys_file` is not set; tokens tell the runs apart");
+    let shared = "[shared]\nplaintext = true\ntoken_keys_file = 'keys'\n";
+    insta::assert_snapshot!(check(&format!("{shared}listen = '0.0.0.0:8443'")), @"`shared.plaintext` is `true` and `shared.listen` is `0.0.0.0:8443`; tokens must not cross a network in the clear: listen on 127.0.0.1, or give `shared.tls_cert_file` and `shared.tls_key_file`");
+    insta::assert_snapshot!(check(shared), @"the configuration is fine: 0 rules, 0 examples hold");
+    insta::assert_snapshot!(check(&format!("{shared}[[shared.runs]]\nrun_id = 'r'")), @"run `r` has no `account`; LiteLLM bills it as the end user");
+    insta::assert_snapshot!(check("[serve]\nreconcile_every = '0s'"), @"`serve.reconcile_every` is `0s`; give 1s to 36500d");
+}
+
+/// What is said, whatever the outcome.
+fn explained(flags: &[&str], request: &str) -> String {
+    run(flags, request).unwrap().0
+}
+
+/// What is said, and the exit code.
+fn run(flags: &[&str], request: &str) -> anyhow::Result<(String, u8)> {
+    let matches = matches(&[&["explain", "-"], flags].concat());
+    let mut out = vec![];
+    let code = explain::run(matches.subcommand().unwrap().1, request.as_bytes(), &mut out)?;
+    let code = [0, 1].into_iter().find(|known| code == (*known).into()).unwrap();
+    Ok((String::from_utf8(out).unwrap(), code))
+}
+
+fn matches(arguments: &[&str]) -> clap::ArgMatches {
+    let arguments = ["cogni-gateway"].into_iter().chain(arguments.iter().copied());
+    cli::command().try_get_matches_from(arguments).unwrap()
+}
+
+/// A file with a text in it.
+struct Place(tempfile::NamedTempFile);
+
+impl Place {
+    fn holding(text: &str) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        Self(file)
+    }
+
+    fn path(&self) -> &str {
+        self.0.path().to_str().unwrap()
+    }
+}
+
+const CHAT: &str = r#"{"model":"claude-opus-4-5","messages":[{"role":"user","content":"hello"}]}"#;
+
+/// A client that says whatever another gateway would believe.
+const SPOOFED: &str = r#"POST /v1/chat/completions?team=other HTTP/1.1
+host: localhost:8080
+authorization: Bearer sk-attacker
+content-type: application/json
+content-length: 10
+accept: text/event-stream
+openai-beta: responses=experimental, assistants=v2
+x-litellm-customer-id: attacker
+x-litellm-end-user-id: attacker
+
+{"model":"gpt-5","stream":true,"user":"attacker","metadata":{"tags":["free"]},"no_such_field":1,"messages":[]}
+"#;
+
+const RULES: &str = r#"
+[[policy.rules]]
+name = "no-opus-when-it-gets-dear"
+when = "request.model.startsWith('claude-opus') && usage.cost_usd > 2.0"
+refuse = "use claude-haiku-4-5"
+match = [{ request = { model = "claude-opus-4-5" }, usage = { cost_usd = 3 } }]
+not_match = [{ usage = { cost_usd = 3 } }, { request = { model = "claude-opus-4-5" } }]
+
+[[policy.rules]]
+name = "short-answers"
+when = "request.model.contains('opus')"
+set_model = "claude-sonnet-4-5"
+max_output_tokens = 512
+headers = { x-team = "agents" }
+"#;

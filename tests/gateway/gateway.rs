@@ -1,0 +1,20 @@
+//! The data plane, from socket to socket.
+
+mod budget;
+mod cost;
+mod cutoff;
+mod faults;
+mod fields;
+mod headers;
+mod leaving;
+mod load;
+mod money;
+mod name;
+mod panic;
+mod pool;
+mod record;
+mod routes;
+mod smuggling;
+mod stream;
+mod tls;
+mod upstream;

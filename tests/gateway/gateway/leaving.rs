@@ -1,0 +1,305 @@
+//! G8: a client that leaves, and a gateway that has to.
+
+use std::time::{Duration, Instant};
+
+use cogni_gateway::gateway::policy::OnClientGone;
+use cogni_gateway::provider::Ended;
+use cogni_gateway::upstream::Kind;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+
+use crate::support::app::TestApp;
+
+/// G8: the upstream learns at once that nobody listens any more.
+#[tokio::test]
+async fn a_client_that_leaves_cancels_the_call() {
+    let app = TestApp::start().await;
+    let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=2")).await;
+    app.upstream.gate.reached(1).await;
+    drop(stream);
+    left(&app).await;
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));
+    assert_eq!(settled["usage"]["source"], "estimated");
+    assert_ne!(settled["charged"]["output"], 0, "what was delivered is not free");
+    app.stop().await;
+}
+
+/// G8: the same over HTTP/2, where the connection stays.
+#[tokio::test]
+async fn a_client_that_resets_a_stream_cancels_the_call() {
+    let app = TestApp::start().await;
+    let mut connection = app.client().http2().await;
+    let body = streamed("fake/gate=2");
+    let request = crate::support::client::post("http://x/v1/chat/completions", &body, &[]);
+    let response = connection.send_request(request).await.unwrap();
+    app.upstream.gate.reached(1).await;
+    drop(response);
+    left(&app).await;
+    assert_eq!(app.recorded("request.settled", 1).await[0]["outcome"], "client_gone");
+    drop(connection);
+    app.stop().await;
+}
+
+/// G8, G15: a client that does not even wait for an answer pays for what is written without it.
+#[tokio::test]
+async fn a_client_that_leaves_before_the_answer_cancels_the_call() {
+    let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Cancel).await;
+    let body = json!({"model": "fake/fault=stall@head", "max_tokens": 5000, "messages": []});
+    let gone = ask(&app, "/v1/messages", &body).await;
+    app.upstream.seen.until(|seen| seen.count() == 1).await;
+    drop(gone);
+    left(&app).await;
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(0)));
+    assert_eq!(settled["charged"]["output"], 5000, "{settled}");
+    app.stop().await;
+}
+
+/// G8, G15: who leaves pays for what the upstream goes on with as reserved, and for what stops by what was
+/// seen; a drain, which is the default for the former, learns the truth.
+#[tokio::test]
+async fn who_leaves_pays_for_what_goes_on() {
+    for kind in [Kind::Litellm, Kind::Openai] {
+        for policy in [OnClientGone::Cancel, OnClientGone::Auto] {
+            let app = TestApp::with(|config| {
+                config.upstream.kind = kind;
+                config.policy.on_client_gone = policy;
+            })
+            .await;
+            let mut calls = 0;
+            for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
+                for (is_stream, gate) in [(false, "head"), (false, "2"), (true, "2")] {
+                    calls += 1;
+                    let goes_on =
+                        !is_stream || (kind == Kind::Litellm && path != "/v1/chat/completions");
+                    let drains = goes_on && policy == OnClientGone::Auto;
+                    let at = (is_stream, gate);
+                    let settled = Box::pin(leave(&app, path, at, drains, calls)).await;
+                    let charged = settled["charged"]["output"].as_u64().unwrap();
+                    let at = format!("{kind:?} {policy:?} {path} {is_stream} {gate}: {settled}");
+                    match (goes_on, policy) {
+                        (true, OnClientGone::Cancel) => assert_eq!(charged, 5000, "{at}"),
+                        (true, _) => {
+                            assert_eq!(
+                                (charged, &settled["usage"]["source"]),
+                                (77, &json!("drained")),
+                                "{at}"
+                            );
+                        }
+                        (false, _) => assert!((2..2000).contains(&charged), "{at}"),
+                    }
+                }
+            }
+            app.stop().await;
+        }
+    }
+}
+
+/// Makes a call and leaves it where it waits, before the head or behind the two words that have come by then.
+async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls: usize) -> Value {
+    let (is_stream, gate) = at;
+    let limit = if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" };
+    let model = format!("fake/gate={gate},output=77");
+    let body =
+        json!({"model": model, "stream": is_stream, limit: 5000, "messages": [], "input": "x"});
+    let mut gone = ask(app, path, &body).await;
+    app.upstream.gate.reached(1).await;
+    let mut heard = String::new();
+    while is_stream && !heard.contains("from ") {
+        let mut buffer = [0; 4096];
+        let read = gone.read(&mut buffer).await.unwrap();
+        heard.push_str(str::from_utf8(&buffer[..read]).unwrap());
+    }
+    drop(gone);
+    if drains {
+        // The gateway has seen that the client left when it serves the next one.
+        app.client().get("/health").await;
+        app.upstream.gate.open(1);
+    }
+    app.recorded("request.settled", calls).await.pop().unwrap()
+}
+
+/// Sends a request, and leaves its answer to who has the connection.
+async fn ask(app: &TestApp, path: &str, body: &Value) -> impl AsyncRead + Unpin + use<> {
+    let mut socket = app.client().connect().await;
+    let body = body.to_string();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json");
+    let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    socket.write_all(request.as_bytes()).await.unwrap();
+    socket
+}
+
+/// G15: a run reads so many calls on without their clients, and no more; the others are charged as reserved.
+#[tokio::test]
+async fn the_drains_of_a_run_are_bounded() {
+    let app = TestApp::start().await;
+    let body = json!({"model": "fake/gate=head,output=77", "max_tokens": 5000, "messages": []});
+    let mut gone = vec![];
+    for _ in 0..66 {
+        gone.push(ask(&app, "/v1/messages", &body).await);
+    }
+    app.upstream.gate.reached(66).await;
+    drop(gone);
+    let settled = app.recorded("request.settled", 2).await;
+    assert!(settled.iter().all(|settled| settled["charged"]["output"] == 5000), "{settled:?}");
+    assert_eq!(settled.len(), 2);
+    app.upstream.seen.until(|_| app.upstream.gate.waiting() == 64).await;
+    app.upstream.gate.open(64);
+    let settled = app.recorded("request.settled", 66).await;
+    let drained = settled.iter().filter(|settled| settled["usage"]["source"] == "drained");
+    assert_eq!(drained.count(), 64);
+    app.stop().await;
+}
+
+/// G11: a client that leaves in the middle of its request is recorded, and reaches nobody.
+#[tokio::test]
+async fn a_client_that_leaves_mid_request_is_recorded() {
+    let app = TestApp::start().await;
+    let mut socket = app.client().connect().await;
+    let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+    let request = format!("{head}\r\ncontent-length: 100\r\n\r\n{{\"model\":");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    drop(socket);
+    let refused = app.recorded("request.refused", 1).await.remove(0);
+    assert_eq!(refused["code"], "client_gone");
+    assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+}
+
+/// G8: a drain reads on without the client, and so learns what the call really used.
+#[tokio::test]
+async fn a_drain_learns_the_true_usage() {
+    let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
+    let stream =
+        app.client().open("/v1/chat/completions", &streamed("fake/gate=2,output=77")).await;
+    app.upstream.gate.reached(1).await;
+    drop(stream);
+    app.upstream.gate.open(1);
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!(settled["outcome"], "client_gone");
+    assert_eq!(settled["usage"], json!({"input": 11, "output": 77, "source": "drained"}));
+    assert_eq!(settled["charged"], json!({"turns": 1, "input": 11, "output": 77}));
+    assert_eq!(app.upstream.seen.last().unwrap().ended, Some(Ended::Completed));
+    app.stop().await;
+}
+
+/// G8: it does so where its client has not even waited for the head: of a unary answer, that is all the time.
+#[tokio::test]
+async fn a_drain_waits_for_an_answer_that_has_not_begun() {
+    let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
+    let mut socket = app.client().connect().await;
+    let body = json!({"model": "fake/gate=head,output=77", "messages": []}).to_string();
+    let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+    let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    socket.write_all(request.as_bytes()).await.unwrap();
+    app.upstream.gate.reached(1).await;
+    drop(socket);
+    // The gateway has seen that the client left when it serves the next one.
+    app.client().get("/health").await;
+    app.upstream.gate.open(1);
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));
+    assert_eq!(settled["usage"], json!({"input": 11, "output": 77, "source": "drained"}));
+    app.stop().await;
+}
+
+/// G8: a drain that breaks off is charged by estimate.
+#[tokio::test]
+async fn a_drain_that_breaks_off_is_an_estimate() {
+    let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
+    let body = streamed("fake/gate=2,fault=close@3");
+    let stream = app.client().open("/v1/messages", &body).await;
+    app.upstream.gate.reached(1).await;
+    drop(stream);
+    app.upstream.gate.open(1);
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!(
+        (&settled["outcome"], &settled["usage"]["source"]),
+        (&json!("client_gone"), &json!("estimated"))
+    );
+    app.stop().await;
+}
+
+/// G8: a drain reads a few megabytes and no more.
+#[tokio::test]
+async fn a_drain_is_bounded() {
+    let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
+    let body = streamed("fake/gate=2,chunks=65536,size=64KiB");
+    let stream = app.client().open("/v1/messages", &body).await;
+    app.upstream.gate.reached(1).await;
+    drop(stream);
+    app.upstream.gate.open(1);
+    left(&app).await;
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!(settled["usage"]["source"], "estimated");
+    assert!(settled["response_bytes"].as_u64().unwrap() < 9 << 20, "{settled}");
+    app.stop().await;
+}
+
+/// G2: open calls may end before the gateway does.
+#[tokio::test]
+async fn a_shutdown_waits_for_an_open_stream() {
+    let app = TestApp::with(|config| config.drain_timeout = Duration::from_hours(1)).await;
+    let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=2")).await;
+    app.upstream.gate.reached(1).await;
+    app.begin_stop();
+    app.upstream.gate.open(1);
+    let (rest, in_order) = stream.rest().await;
+    assert!(in_order && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    let records = app.stop().await;
+    assert_eq!(settled(&records)["outcome"], "completed");
+}
+
+/// G2, G11: what is still open at the end of the grace is cut, and recorded as such.
+#[tokio::test]
+async fn a_shutdown_cuts_what_does_not_end() {
+    for (fault, status) in [("stall@1", 200), ("stall@head", 0)] {
+        let app = TestApp::with(|config| config.drain_timeout = Duration::ZERO).await;
+        let client = app.client();
+        let body = streamed(&format!("fake/fault={fault}"));
+        let call = tokio::spawn(async move {
+            client.start(crate::support::client::post("/v1/messages", &body, &[])).await
+        });
+        app.upstream.seen.until(|seen| seen.count() == 1).await;
+        let stream = if status == 200 { Some(call.await.unwrap().unwrap()) } else { None };
+        let records = app.stop().await;
+        let settled = settled(&records);
+        assert_eq!(
+            (&settled["outcome"], &settled["status"]),
+            (&json!("shut_down"), &json!(status))
+        );
+        if let Some(stream) = stream {
+            assert!(!stream.rest().await.1, "the client takes the part for the whole");
+        }
+    }
+}
+
+/// G8: a drain is no reason to stay longer than the grace. Left alone, this one would take 30 s.
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_a_drain() {
+    let app = TestApp::with(|config| {
+        config.policy.on_client_gone = OnClientGone::Drain;
+        config.drain_timeout = Duration::ZERO;
+    })
+    .await;
+    let stream = app.client().open("/v1/messages", &streamed("fake/fault=stall@2")).await;
+    drop(stream);
+    // The gateway has seen that the client left when it serves the next one.
+    app.client().get("/health").await;
+    let begun = Instant::now();
+    app.stop().await;
+    assert!(begun.elapsed() < Duration::from_secs(25), "the drain has run its full time");
+}
+
+async fn left(app: &TestApp) {
+    app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
+}
+
+fn settled(records: &[Value]) -> &Value {
+    records.iter().find(|record| record["event"] == "request.settled").unwrap()
+}
+
+fn streamed(model: &str) -> Value {
+    json!({"model": model, "stream": true, "max_tokens": 100, "messages": []})
+}

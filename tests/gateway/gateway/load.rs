@@ -1,0 +1,358 @@
+//! G15: what a client sends costs no memory before it may be sent, and no more than the bounds after.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::support::app::TestApp;
+use crate::support::process::{Process, patience};
+use crate::support::provider;
+
+/// G15: a run that may not call at all makes the process hold nothing, on however many connections.
+#[tokio::test]
+async fn bodies_that_cannot_be_admitted_are_not_held() {
+    let gateway = Gateway::start(&["--max-turns", "0"]).await;
+    let before = gateway.resident();
+    let senders: Vec<_> = (0..40).map(|_| gateway.send(31 * MIB)).collect();
+    for sender in senders {
+        let (status, _socket) = sender.join().unwrap();
+        assert_eq!(status, "HTTP/1.1 402 Payment Required");
+        assert!(gateway.resident() < before + 16 * MIB);
+    }
+}
+
+/// G15: the same on one connection of HTTP/2.
+#[tokio::test]
+async fn streams_that_cannot_be_admitted_are_not_held() {
+    let gateway = Gateway::start(&["--max-turns", "0"]).await;
+    let before = gateway.resident();
+    for status in gateway.streams(16, 31 * MIB).await {
+        assert_eq!(status, 402);
+    }
+    assert!(gateway.resident() < before + 16 * MIB);
+}
+
+/// G15: bodies that may be read take no more than the bound of the run, and their memory is returned.
+#[tokio::test]
+async fn bodies_in_flight_are_bounded_and_their_memory_is_returned() {
+    let gateway = Gateway::start(&[]).await;
+    let before = gateway.resident();
+    let senders: Vec<_> = (0..16).map(|_| gateway.send(31 * MIB)).collect();
+    let mut refused = 0;
+    let mut sockets = vec![];
+    for sender in senders {
+        let (status, socket) = sender.join().unwrap();
+        refused += u32::from(status == "HTTP/1.1 429 Too Many Requests");
+        sockets.push(socket);
+    }
+    assert!(
+        refused >= 14,
+        "{refused} of 16 bodies of 31 MiB are refused, where there is room for two"
+    );
+    let most = gateway.resident();
+    assert!(most < before + 96 * MIB, "{before} {most}");
+    drop(sockets);
+    patience(|| gateway.resident() < before + 24 * MIB, || gateway.resident().to_string());
+}
+
+#[tokio::test]
+async fn streams_in_flight_are_bounded_like_connections() {
+    let gateway = Gateway::start(&[]).await;
+    let before = gateway.resident();
+    let statuses = gateway.streams(16, 31 * MIB).await;
+    assert!(statuses.contains(&429), "{statuses:?}");
+    assert!(gateway.resident() < before + 96 * MIB);
+}
+
+/// G15: requests in flight count for the run, whatever they came on, and calls that are drained count, too.
+#[tokio::test]
+async fn requests_in_flight_are_bounded_drains_included() {
+    let app = TestApp::with(|config| {
+        config.server.max_requests = 3;
+        config.policy.on_client_gone = cogni_gateway::gateway::policy::OnClientGone::Drain;
+    })
+    .await;
+    let slow = json!({"model": "fake/gate=2", "stream": true, "messages": []});
+    let mut streams = vec![];
+    for _ in 0..3 {
+        streams.push(app.client().open("/v1/chat/completions", &slow).await);
+    }
+    streams.pop();
+    let refused = app.client().post("/v1/chat/completions", &slow).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"overloaded","message":"the run has 3 requests in flight, which is the limit","param":null,"type":"rate_limit_error"}}"#);
+    assert_eq!(app.client().get("/health").await.status, 200, "our own answers are not in flight");
+    drop(streams);
+}
+
+/// G9: a body that is still being sent holds its place among the open calls.
+#[tokio::test]
+async fn a_body_on_its_way_is_an_open_call() {
+    let app = TestApp::with(|config| config.budget.max_concurrent = Some(1)).await;
+    let mut half = app.client().connect().await;
+    tokio::io::AsyncWriteExt::write_all(&mut half, head(100).as_bytes()).await.unwrap();
+    let ask = json!({"model": "fake", "messages": []});
+    loop {
+        let answer = app.client().post("/v1/chat/completions", &ask).await;
+        if answer.status == 429 {
+            assert!(answer.text().contains("too_many_concurrent_requests"), "{}", answer.text());
+            break;
+        }
+    }
+    drop(half);
+    while app.client().post("/v1/chat/completions", &ask).await.status != 200 {}
+    app.stop().await;
+}
+
+/// G15: who sends all of its request before it reads gets the answer, not a broken pipe; and the connection
+/// can be used again.
+#[tokio::test]
+async fn a_refused_body_is_read_and_thrown_away() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    for (path, declared, status) in [
+        ("/v1/chat/completions", 8 * MIB, "402"),
+        ("/v1/chat/completions", 40 * MIB, "413"),
+        ("/v1/nothing", 8 * MIB, "404"),
+        ("/run/status", 8 * MIB, "404"),
+    ] {
+        let socket = app.socket.clone();
+        let talk = move || {
+            let mut socket = UnixStream::connect(socket).unwrap();
+            for _ in 0..2 {
+                socket.write_all(head_to(path, declared).as_bytes()).unwrap();
+                write_body(&mut socket, declared).unwrap();
+                let answer = read_head(&mut socket);
+                assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+                read_rest(&mut socket, &answer);
+            }
+        };
+        tokio::task::spawn_blocking(talk).await.unwrap();
+    }
+}
+
+/// RFC 9110, 10.1.1: who asks before it sends is answered at once, and need not send.
+#[tokio::test]
+async fn who_waits_for_a_100_is_answered_at_once() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    let asked = head(8 * MIB).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
+    let begun = std::time::Instant::now();
+    let answer = app.client().raw(asked.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 402 "), "{answer}");
+    assert!(begun.elapsed() < Duration::from_secs(1), "the connection is closed at once");
+}
+
+/// G15: clients as they are, each with a body that fits no socket's buffer.
+#[tokio::test(flavor = "multi_thread")]
+async fn real_clients_see_the_status() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let body = folder.path().join("body.json");
+    fs::write(&body, vec![b' '; 8 * MIB]).unwrap();
+    for (path, status) in [("/v1/chat/completions", 402), ("/v1/nothing", 404)] {
+        for (program, argument, script) in [("python3", "-c", PYTHON), ("node", "-e", NODE)] {
+            let mut command = Command::new(program);
+            command.args([argument, script]).arg(&app.socket).arg(path);
+            assert_eq!(said(command), status.to_string(), "{program} {path}");
+        }
+        let mut command = Command::new("curl");
+        command.args([
+            "--silent",
+            "--show-error",
+            "--output",
+            "/dev/null",
+            "--write-out",
+            "%{http_code}",
+        ]);
+        command
+            .arg("--unix-socket")
+            .arg(&app.socket)
+            .args(["--header", "content-type: application/json"]);
+        command.arg("--data-binary").arg(format!("@{}", body.display()));
+        command.arg(format!("http://localhost{path}"));
+        assert_eq!(said(command), status.to_string(), "curl {path}");
+    }
+}
+
+fn said(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// G15: the process takes as many descriptors as it may have.
+#[tokio::test]
+async fn the_limit_of_descriptors_is_raised() {
+    let gateway = Gateway::start_within("ulimit -Sn 300; ulimit -Hn 3000").await;
+    let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.process.id())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().nth(3), Some("3000"), "{files}");
+    let said = gateway.process.said();
+    assert!(said.contains("too few descriptors"), "{said}");
+}
+
+/// A gateway in a process of its own, whose memory can be measured.
+struct Gateway {
+    process: Process,
+    socket: PathBuf,
+    _upstream: provider::Running,
+    _directory: TempDir,
+}
+
+impl Gateway {
+    async fn start(flags: &[&str]) -> Self {
+        Self::launch(Command::new(env!("CARGO_BIN_EXE_cogni-gateway")), flags).await
+    }
+
+    /// Under limits that a shell sets.
+    async fn start_within(limits: &str) -> Self {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\""));
+        shell.arg(env!("CARGO_BIN_EXE_cogni-gateway"));
+        Self::launch(shell, &[]).await
+    }
+
+    async fn launch(mut command: Command, flags: &[&str]) -> Self {
+        let upstream = provider::start("").await;
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("llm.sock");
+        command.arg("proxy").args(flags).arg("--socket-path").arg(&socket);
+        command.args([
+            "--run-id",
+            "run-1",
+            "--billing-account-id",
+            "acct-1",
+            "--access-log-path",
+            "off",
+        ]);
+        command.arg("--litellm-host").arg(upstream.addr.to_string());
+        command.arg("--audit-log-path").arg(directory.path().join("audit.jsonl"));
+        command.env("LITELLM_MASTER_KEY", "sk-real").stdin(Stdio::null());
+        let mut process = Process::start(&mut command, "build the gateway");
+        process.until(|said| said.contains("ready"));
+        Self { process, socket, _upstream: upstream, _directory: directory }
+    }
+
+    /// Bytes of memory in use.
+    fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
+    }
+
+    /// Sends a body but for its last byte, and returns the status that came until then.
+    fn send(&self, length: usize) -> thread::JoinHandle<(String, UnixStream)> {
+        let mut socket = UnixStream::connect(&self.socket).unwrap();
+        thread::spawn(move || {
+            socket.write_all(head(length).as_bytes()).unwrap();
+            write_body(&mut socket, length - 1).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+            let mut answer = [0; 512];
+            let length = socket.read(&mut answer).unwrap_or(0);
+            let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
+            (answer.lines().next().unwrap_or_default().to_owned(), socket)
+        })
+    }
+
+    /// The statuses of requests on one connection, whose bodies do not end; 0 where none has come.
+    async fn streams(&self, count: usize, length: usize) -> Vec<u16> {
+        let socket = tokio::net::UnixStream::connect(&self.socket).await.unwrap();
+        let io = TokioIo::new(socket);
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+        tokio::spawn(connection);
+        let answers = (0..count).map(|_| {
+            let chunks = length / CHUNK.len();
+            let frames = futures_util::stream::unfold(0, move |sent| async move {
+                if sent == chunks {
+                    std::future::pending::<()>().await;
+                }
+                let frame = Frame::data(Bytes::from_static(&CHUNK));
+                Some((Ok::<_, std::convert::Infallible>(frame), sent + 1))
+            });
+            let request = Request::builder()
+                .method(Method::POST)
+                .uri("http://localhost/v1/chat/completions")
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(StreamBody::new(frames).boxed_unsync())
+                .unwrap();
+            let answer = sender.clone().send_request(request);
+            async move {
+                let answer = tokio::time::timeout(Duration::from_secs(8), answer).await;
+                answer.map_or(0, |answer| answer.unwrap().status().as_u16())
+            }
+        });
+        join_all(answers).await
+    }
+}
+
+fn head(length: usize) -> String {
+    head_to("/v1/chat/completions", length)
+}
+
+fn head_to(path: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    )
+}
+
+/// Blanks are acceptable JSON for as long as nothing follows.
+fn write_body(socket: &mut UnixStream, length: usize) -> std::io::Result<()> {
+    for _ in 0..length / CHUNK.len() {
+        socket.write_all(&CHUNK)?;
+    }
+    socket.write_all(&CHUNK[..length % CHUNK.len()])
+}
+
+fn read_head(socket: &mut UnixStream) -> String {
+    let mut seen = vec![];
+    while !seen.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        socket.read_exact(&mut byte).unwrap();
+        seen.extend(byte);
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+fn read_rest(socket: &mut UnixStream, head: &str) {
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    socket.read_exact(&mut vec![0; length.parse().unwrap()]).unwrap();
+}
+
+const MIB: usize = 1024 * 1024;
+
+static CHUNK: [u8; 64 * 1024] = [b' '; 64 * 1024];
+
+/// As requests and httpx do over a unix socket: all is sent before anything is read.
+const PYTHON: &str = r"
+import http.client, socket, sys
+connection = http.client.HTTPConnection('localhost')
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(sys.argv[1])
+connection.request('POST', sys.argv[2], b' ' * (8 << 20), {'content-type': 'application/json'})
+print(connection.getresponse().status)
+";
+
+const NODE: &str = r"
+const http = require('node:http');
+const [socketPath, path] = process.argv.slice(-2);
+const headers = { 'content-type': 'application/json' };
+const request = http.request({ socketPath, path, method: 'POST', headers }, (answer) => {
+  answer.resume();
+  console.log(answer.statusCode);
+});
+request.end(Buffer.alloc(8 << 20, ' '));
+";

@@ -1,0 +1,638 @@
+//! G12: what operators scrape.
+
+use std::fs;
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cogni_gateway::audit::Lag;
+use cogni_gateway::audit::record::Outcome;
+use cogni_gateway::base;
+use cogni_gateway::base::metrics::Page;
+use cogni_gateway::base::metrics::discovery::Target;
+use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Source, Tokens, Usage};
+use cogni_gateway::observe::metrics::table::{Family, Kind};
+use cogni_gateway::observe::metrics::{
+    Billed, Live, MAX_AGENTS, MAX_MODELS, MAX_RUNS, Metrics, Model, Refused, Run, Settled,
+};
+use cogni_gateway::protocol::Route;
+use proptest::prelude::*;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::support::allocations;
+use crate::support::app::TestApp;
+
+/// G12: every family, label and help text, as Prometheus reads them.
+#[test]
+fn the_exposition_reads_as_documented() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let _busy = a_busy_morning(&metrics);
+    insta::with_settings!({filters => FILTERS.to_vec()}, {
+        insta::assert_snapshot!(text(&metrics));
+    });
+}
+
+/// G12: `promtool check metrics` has nothing to say, even about a hostile model name.
+#[test]
+fn promtool_finds_nothing_to_improve() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let busy = a_busy_morning(&metrics);
+    busy.run.model("evil\"} 1\n# HELP x\n\\\u{7}").first_byte(Duration::from_secs(1));
+    assert_eq!(promtool_check(&text(&metrics)), "");
+}
+
+/// G12: whatever is exposed is in the table, and the table promises nothing else.
+#[test]
+fn the_table_and_the_exposition_agree() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let _busy = a_busy_morning(&metrics);
+    let text = text(&metrics);
+    let mut exposed: Vec<_> =
+        headers(&text, "# TYPE ").filter(|(name, _)| !name.starts_with("process_")).collect();
+    let mut promised: Vec<_> = Family::all().map(|family| (family.name, kind(family))).collect();
+    exposed.sort_unstable();
+    promised.sort_unstable();
+    assert_eq!(exposed, promised);
+}
+
+/// The names an OpenTelemetry reader looks for are the conventions' names in Prometheus' spelling.
+#[test]
+fn opentelemetry_names_are_spelled_as_prometheus_does() {
+    for (family, otel) in Family::all().filter_map(|family| Some((family, family.otel?))) {
+        let unit = if otel.ends_with("usage") { "" } else { "_seconds" };
+        assert_eq!(family.name, format!("{}{unit}", otel.replace('.', "_")));
+    }
+    assert_eq!(Family::all().filter(|family| family.otel.is_some()).count(), 4);
+}
+
+#[test]
+fn the_buckets_of_every_histogram_ascend() {
+    for family in Family::all() {
+        if let Kind::Histogram(buckets) = family.kind {
+            assert!(buckets.is_sorted_by(|a, b| a < b), "{}", family.name);
+        }
+    }
+}
+
+/// G12: a run's series are gone once it is forgotten, and a late call does not bring them back.
+#[test]
+fn a_forgotten_run_leaves_no_series() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let busy = a_busy_morning(&metrics);
+    assert!(text(&metrics).contains(r#"run="run-7""#));
+
+    metrics.forget("run-7");
+    busy.run.refused(&Refused { route: None, code: "route_not_served", status: 404 });
+    busy.run.settled(&call(&busy.model, &usage(1, 1)));
+    let text = text(&metrics);
+    assert!(!text.contains(r#"run="run-7""#), "{text}");
+    assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="route_not_served"}"#), 2);
+    assert_eq!(sample(&text, "cogni_gateway_runs"), 0);
+}
+
+/// G12: series go away some minutes after the run ends, not before.
+#[test]
+fn a_retired_run_stays_until_its_time() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let now = Instant::now();
+    let due = now + cogni_gateway::observe::metrics::RETENTION;
+    metrics.run("ended", &unlimited());
+    metrics.run("live", &unlimited());
+    metrics.retire("ended", due);
+
+    metrics.sweep(now);
+    assert_eq!(runs_shown(&metrics), ["ended", "live"]);
+    metrics.sweep(due);
+    assert_eq!(runs_shown(&metrics), ["live"]);
+}
+
+#[test]
+fn a_run_that_is_served_again_keeps_its_series() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let due = Instant::now();
+    metrics.run("again", &unlimited()).refused(&Refused { route: None, code: "gone", status: 404 });
+    metrics.retire("again", due);
+    let limits = Limits { max_turns: Some(3), ..Limits::default() };
+    metrics.run("again", &Arc::new(Ledger::new(limits, Past::default())));
+    metrics.sweep(due);
+    let text = text(&metrics);
+    assert_eq!(sample(&text, r#"cogni_gateway_run_refusals_total{run="again",code="gone"}"#), 1);
+    assert_eq!(sample(&text, r#"cogni_gateway_run_turns_left{run="again"}"#), 3);
+}
+
+/// G12: run-labelled series are bounded; a run beyond the bound still counts into the totals.
+#[test]
+fn the_number_of_runs_with_series_is_bounded() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let budget = unlimited();
+    for run in 0..MAX_RUNS {
+        metrics.run(&format!("run-{run}"), &budget);
+    }
+    let beyond = metrics.run("beyond", &budget);
+    beyond.refused(&Refused { route: None, code: "gone", status: 404 });
+    let text = text(&metrics);
+    assert!(!text.contains(r#"run="beyond""#));
+    assert_eq!(sample(&text, "cogni_gateway_runs"), 10_000);
+    assert_eq!(sample(&text, "cogni_gateway_run_series_dropped_total"), 1);
+    assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="gone"}"#), 1);
+}
+
+/// G12: two thousand runs of a service, a hundred at a time, leave no series of theirs behind, and while they are served
+/// each has a few.
+#[test]
+fn two_thousand_runs_leave_no_series() {
+    let metrics = Metrics::new("litellm").unwrap();
+    metrics.know_agents(["sandbox:agent"]);
+    let (begun, budget) = (Instant::now(), unlimited());
+    let one_run = |name: &str| {
+        let (live, run) = (metrics.sandbox_started("sandbox:agent"), metrics.run(name, &budget));
+        run.settled(&call(&run.model("m"), &usage(10, 2)));
+        run.refused(&Refused { route: None, code: "turn_budget_exhausted", status: 429 });
+        metrics.sandbox_ended("sandbox:agent", "ok", Duration::from_secs(1));
+        metrics.retire(name, begun);
+        drop(live);
+    };
+    one_run("first");
+    metrics.sweep(begun);
+    let before = text(&metrics).lines().count();
+    for hundred in 0..20 {
+        for run in 0..100 {
+            one_run(&format!("run-{hundred}-{run}"));
+        }
+        let during = text(&metrics).lines().count();
+        assert!(during - before < 100 * 20, "{} lines of a hundred runs", during - before);
+        metrics.sweep(begun);
+    }
+    let text = text(&metrics);
+    assert_eq!(text.lines().count(), before, "{text}");
+    let ended = r#"sandbox_runs_total{agent="sandbox:agent",outcome="ok"}"#;
+    assert_eq!(sample(&text, ended), 2001);
+    assert_eq!(sample(&text, r#"sandbox_runs_live{agent="sandbox:agent"}"#), 0);
+}
+
+/// G12: agents have series by the catalog's word, not by whoever asks for one.
+#[test]
+fn the_number_of_agents_with_series_is_bounded() {
+    let metrics = Metrics::new("litellm").unwrap();
+    drop(metrics.sandbox_started("asked-for"));
+    let catalog: Vec<_> = (0..=MAX_AGENTS).map(|agent| format!("agent-{agent:02}")).collect();
+    metrics.know_agents(catalog.iter().map(String::as_str));
+    metrics.sandbox_ended("asked-for", "ok", Duration::from_secs(1));
+    metrics.sandbox_ended("agent-64", "ok", Duration::from_secs(1));
+    let text = text(&metrics);
+    let agents = text.lines().filter(|line| line.starts_with("sandbox_runs_live{")).count();
+    assert_eq!(agents, MAX_AGENTS + 1);
+    assert_eq!(sample(&text, r#"sandbox_runs_total{agent="other",outcome="ok"}"#), 2);
+    assert!(!text.contains("asked-for") && !text.contains("agent-64"));
+}
+
+/// G12: model series are bounded, and a name that only a client vouches for makes none.
+#[test]
+fn the_number_of_models_with_series_is_bounded() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let run = metrics.run("run-7", &unlimited());
+    for model in 0..MAX_MODELS {
+        run.model(&format!("model-{model}"));
+    }
+    run.settled(&call(&run.known_model("made-up-by-a-client"), &usage(1, 1)));
+    run.settled(&call(&run.model("one-too-many"), &usage(1, 1)));
+    run.settled(&call(&run.known_model("model-0"), &usage(1, 1)));
+    let text = text(&metrics);
+    let completed =
+        |model| format!(r#"cogni_gateway_calls_total{{model="{model}",outcome="completed"}}"#);
+    assert_eq!(sample(&text, &completed("other")), 2);
+    assert_eq!(sample(&text, &completed("model-0")), 1);
+    assert_eq!(sample(&text, "cogni_gateway_model_series_dropped_total"), 1);
+    assert!(!text.contains("made-up") && !text.contains("one-too-many"));
+}
+
+#[test]
+fn a_request_is_in_flight_until_its_guard_is_dropped() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let run = metrics.run("run-7", &unlimited());
+    let (first, second) = (run.begin(), run.begin());
+    assert_eq!(sample(&text(&metrics), r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#), 2);
+    drop((first, second));
+    assert_eq!(sample(&text(&metrics), r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#), 0);
+    assert_eq!(sample(&text(&metrics), "cogni_gateway_requests_in_flight"), 0);
+}
+
+/// A run that ends while its disk fails must not leave the alarm on for ever.
+#[test]
+fn the_audit_lag_of_a_run_ends_with_it() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let (one, two) = (metrics.run("one", &unlimited()), metrics.run("two", &unlimited()));
+    one.audit_lag(&Lag { records: 3, bytes: 900, failing: true });
+    two.audit_lag(&Lag { records: 4, bytes: 100, failing: true });
+    two.audit_lag(&Lag { records: 1, bytes: 50, failing: false });
+    let of = |metrics: &Metrics| {
+        let text = text(metrics);
+        ["lag_records", "lag_bytes", "failing_runs"]
+            .map(|name| sample(&text, &format!("cogni_gateway_audit_{name}")))
+    };
+    assert_eq!(of(&metrics), [4, 950, 1]);
+    metrics.forget("one");
+    drop(one);
+    assert_eq!(of(&metrics), [1, 50, 0]);
+}
+
+/// The conventions: tokens that nobody counted are not reported, and a failed call is no latency.
+#[test]
+fn gen_ai_histograms_hold_only_what_the_conventions_allow() {
+    let metrics = Metrics::new("openai").unwrap();
+    let run = metrics.run("run-7", &unlimited());
+    let model = run.model("m");
+    let estimated = Usage { source: Source::Estimated, ..usage(100, 10) };
+    run.settled(&Settled { outcome: Outcome::ClientGone, ..call(&model, &estimated) });
+    run.settled(&Settled { is_stream: false, ..call(&model, &usage(100, 10)) });
+    run.settled(&Settled { route: Route::CountTokens, ..call(&model, &estimated) });
+    let text = text(&metrics);
+    let labels =
+        r#"gen_ai_operation_name="chat",gen_ai_provider_name="openai",gen_ai_request_model="m""#;
+    let count = |name: &str, last: &str| sample(&text, &format!("{name}_count{{{labels}{last}}}"));
+    assert_eq!(count("gen_ai_client_token_usage", r#",gen_ai_token_type="input""#), 1);
+    assert_eq!(count("gen_ai_client_operation_duration_seconds", r#",error_type="""#), 1);
+    assert_eq!(count("gen_ai_client_operation_duration_seconds", r#",error_type="_OTHER""#), 1);
+    assert_eq!(count("gen_ai_server_time_to_first_token_seconds", ""), 0);
+}
+
+/// Per frame and per settled call: no allocation.
+#[test]
+fn counting_allocates_nothing() {
+    let metrics = Metrics::new("litellm").unwrap();
+    let busy = a_busy_morning(&metrics);
+    let (run, usage) = (&busy.run, usage(10, 20));
+    let settled = call(&busy.model, &usage);
+    let refused = Refused { route: None, code: "route_not_served", status: 404 };
+    let counted = allocations::count(|| {
+        let _in_flight = run.begin();
+        let model = run.model("gpt-5-mini");
+        model.first_byte(Duration::from_millis(300));
+        run.frame(Some(&model), Some(Duration::from_millis(20)), 180);
+        run.settled(&settled);
+        run.refused(&refused);
+    });
+    assert_eq!(counted, 0);
+}
+
+proptest! {
+    /// Whatever a client calls its model, the text stays one that Prometheus can read, and one name is
+    /// one series.
+    #[test]
+    fn a_model_name_cannot_break_the_text(names in prop::collection::vec("\\PC*|(?s).{0,200}", 1..5)) {
+        let metrics = Metrics::new("litellm").unwrap();
+        let run = metrics.run("run-7", &unlimited());
+        for name in &names {
+            run.settled(&call(&run.model(name), &usage(1, 1)));
+        }
+        let text = text(&metrics);
+        let mut series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap()).collect();
+        prop_assert!(series.iter().all(|(_, value)| value.parse::<f64>().is_ok()));
+        series.sort_unstable();
+        prop_assert!(series.windows(2).all(|pair| pair[0].0 != pair[1].0));
+    }
+}
+
+/// G12, G2: each way a request can end is seen by the scraper and by the log reader alike.
+#[tokio::test]
+async fn what_is_served_is_seen() {
+    let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
+    let client = app.client();
+    let call = |stream| json!({"model": "gpt-5-mini", "stream": stream, "messages": []});
+    client.post("/v1/chat/completions", &call(false)).await;
+    client.post("/v1/chat/completions", &call(true)).await;
+    client.get("/v1/secrets").await;
+    client.get("/health").await;
+    app.recorded("request.settled", 2).await;
+
+    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert_eq!(promtool_check(text.split_once("\n\n").unwrap().1), "");
+    let requests =
+        |labels: &str| sample(&text, &format!("cogni_gateway_requests_total{{{labels}}}"));
+    assert_eq!(requests(r#"route="chat_completions",status="200""#), 2);
+    assert_eq!(requests(r#"route="-",status="404""#), 1);
+    assert_eq!(requests(r#"route="health",status="200""#), 1);
+    assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="not_found"}"#), 1);
+    assert_eq!(
+        sample(&text, r#"cogni_gateway_calls_total{model="gpt-5-mini",outcome="completed"}"#),
+        2
+    );
+    assert_eq!(
+        sample(&text, r#"cogni_gateway_usage_reports_total{model="gpt-5-mini",source="provider"}"#),
+        2
+    );
+    assert_eq!(
+        sample(&text, r#"cogni_gateway_time_to_first_byte_seconds_count{model="gpt-5-mini"}"#),
+        2
+    );
+    assert_eq!(sample(&text, "cogni_gateway_requests_in_flight"), 0);
+
+    let path = app.access_log();
+    let log = tempfile::tempdir().unwrap();
+    fs::hard_link(&path, log.path().join("kept")).unwrap();
+    app.stop().await;
+    let lines = fs::read_to_string(log.path().join("kept")).unwrap();
+    let told: Vec<_> = lines
+        .lines()
+        .map(|line| told(line, &["uri", "status", "model", "usage_source", "outcome"]))
+        .collect();
+    insta::assert_snapshot!(told.join("\n"), @r"
+    uri=/v1/chat/completions status=200 model=gpt-5-mini usage_source=provider outcome=completed
+    uri=/v1/chat/completions status=200 model=gpt-5-mini usage_source=provider outcome=completed
+    uri=- status=404 model=- usage_source=- outcome=not_found
+    uri=/health status=200 model=- usage_source=- outcome=completed
+    ");
+}
+
+/// G12: the listener answers scrapes and health checks, and nothing else.
+#[tokio::test]
+async fn the_listener_serves_metrics_and_health_and_nothing_else() {
+    let scrapes = Scrapes::start(|| b"up 1\n".to_vec()).await;
+    insta::assert_snapshot!(scrapes.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await, @r"
+    HTTP/1.1 200 OK
+    content-type: text/plain; version=0.0.4; charset=utf-8
+    connection: close
+    content-length: 5
+
+    up 1
+    ");
+    insta::assert_snapshot!(scrapes.ask("GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await, @r#"
+    HTTP/1.1 200 OK
+    content-type: application/json
+    connection: close
+    content-length: 15
+
+    {"status":"ok"}
+    "#);
+    insta::assert_snapshot!(scrapes.ask("HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await, @r"
+    HTTP/1.1 200 OK
+    content-type: application/json
+    connection: close
+    content-length: 15
+    ");
+    insta::assert_snapshot!(scrapes.ask("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await, @r#"
+    HTTP/1.1 404 Not Found
+    content-type: application/json
+    connection: close
+    content-length: 21
+
+    {"error":"not_found"}
+    "#);
+    insta::assert_snapshot!(scrapes.ask("POST /metrics HTTP/1.1\r\nHost: x\r\ncontent-length: 0\r\n\r\n").await, @r#"
+    HTTP/1.1 405 Method Not Allowed
+    content-type: application/json
+    allow: GET, HEAD
+    connection: close
+    content-length: 30
+
+    {"error":"method_not_allowed"}
+    "#);
+    scrapes.stop().await;
+}
+
+/// G12: whoever can scrape can ask what there is to scrape, in the words of Prometheus' `http_sd`.
+#[tokio::test]
+async fn a_process_tells_where_it_is_scraped() {
+    let scrapes = Scrapes::start(Vec::new).await;
+    let answer = scrapes.ask("GET /sd HTTP/1.1\r\nHost: elsewhere.example:1\r\n\r\n").await;
+    let answer = answer.replace(&scrapes.address.port().to_string(), "PORT");
+    insta::assert_snapshot!(answer, @r#"
+    HTTP/1.1 200 OK
+    content-type: application/json
+    connection: close
+    content-length: 99
+
+    [{"targets":["127.0.0.1:PORT"],"labels":{"instance":"127.0.0.1:PORT","service":"cogni-gateway"}}]
+    "#);
+    scrapes.stop().await;
+}
+
+/// G14: idle connections take up every place for a few seconds, then the next scrape is answered.
+#[tokio::test]
+async fn idle_connections_cannot_keep_a_scraper_out() {
+    let scrapes = Scrapes::start(|| b"up 1\n".to_vec()).await;
+    let mut idle = vec![];
+    for _ in 0..40 {
+        idle.push(TcpStream::connect(scrapes.address).await.unwrap());
+    }
+    let answer = scrapes.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    scrapes.stop().await;
+}
+
+#[tokio::test]
+async fn a_panic_while_rendering_is_an_answer() {
+    let scrapes = Scrapes::start(|| panic!("on purpose")).await;
+    let answer = scrapes.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
+    let answer = scrapes.ask("GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    scrapes.stop().await;
+}
+
+pub(crate) struct Busy {
+    run: Arc<Run>,
+    model: Arc<Model>,
+    _live: Live,
+}
+
+/// Something in every family.
+pub(crate) fn a_busy_morning(metrics: &Metrics) -> Busy {
+    let limits = Limits {
+        max_turns: Some(40),
+        max_total_tokens: Some(Tokens(100_000)),
+        max_output_tokens: Some(Tokens(20_000)),
+        deadline: Some(Duration::from_hours(1)),
+        max_cost_usd: Some(Nanodollars(2_500_000_000)),
+        ..Limits::default()
+    };
+    let budget = Arc::new(Ledger::new(limits, Past::default()));
+    let run = metrics.run("run-7", &budget);
+    let model = run.model("gpt-5-mini");
+    let usage = Usage { cache_read: Tokens(1000), reasoning: Tokens(64), ..usage(1200, 180) };
+
+    let ask = Ask {
+        is_turn: true,
+        input: Tokens(1000),
+        output: Some(Tokens(500)),
+        choices: 1,
+        price: None,
+    };
+    let _charge = budget.reserve(&ask).unwrap().settle(&usage);
+    run.audit_lag(&Lag { records: 2, bytes: 640, failing: false });
+    model.first_byte(Duration::from_millis(450));
+    run.frame(Some(&model), None, 300);
+    run.frame(Some(&model), Some(Duration::from_millis(22)), 180);
+    run.settled(&call(&model, &usage));
+    let gone =
+        Settled { outcome: Outcome::ClientGone, status: 0, cost: None, ..call(&model, &usage) };
+    run.settled(&gone);
+    run.refused(&Refused { route: None, code: "route_not_served", status: 404 });
+    run.dropped_field(Route::ChatCompletions, "attribution");
+    run.answered(Some(Route::Health), 200);
+    run.upstream_error("upstream_unreachable");
+    run.client_gone();
+    metrics.access_log_lost(3);
+    metrics.access_log_lost(5);
+    Busy { run, model, _live: a_service(metrics) }
+}
+
+/// What a service counts beside its calls.
+fn a_service(metrics: &Metrics) -> Live {
+    metrics.know_agents(["sandbox:agent", "sandbox:openclaw"]);
+    metrics.sandbox_start("docker", Duration::from_millis(420));
+    metrics.sandbox_ended("sandbox:agent", "ok", Duration::from_secs(42));
+    metrics.sandbox_ended("sandbox:agent", "timeout", Duration::from_mins(10));
+    metrics.sandbox_ended("of-no-catalog", "ok", Duration::from_secs(3));
+    metrics.relay_delivered("accept");
+    metrics.admission_refused("too_many_runs");
+    metrics.api_request("/api/v1/runs/{id}", 404);
+    metrics.billed(&Billed {
+        unreceipted_calls: 3,
+        unreceipted_runs: 2,
+        pending: 4,
+        unpriced: 1,
+        conflicting: 5,
+    });
+    metrics.reconciled(false);
+    metrics.events_dropped(1);
+    let mut writes = metrics.state_writes();
+    writes(Duration::from_millis(3), true);
+    writes(Duration::from_millis(80), false);
+    metrics.sandbox_started("sandbox:agent")
+}
+
+fn call<'a>(model: &'a Model, usage: &'a Usage) -> Settled<'a> {
+    Settled {
+        route: Route::ChatCompletions,
+        model,
+        status: 200,
+        outcome: Outcome::Completed,
+        usage,
+        cost: Some(Nanodollars(50_250)),
+        request_bytes: 2048,
+        response_bytes: 480,
+        first_byte: Some(Duration::from_millis(450)),
+        duration: Duration::from_millis(4030),
+        is_stream: true,
+    }
+}
+
+fn usage(input: u64, output: u64) -> Usage {
+    Usage {
+        input: Tokens(input),
+        output: Tokens(output),
+        source: Source::Provider,
+        ..Usage::default()
+    }
+}
+
+fn unlimited() -> Arc<Ledger> {
+    Arc::new(Ledger::new(Limits::default(), Past::default()))
+}
+
+fn text(metrics: &Metrics) -> String {
+    String::from_utf8(metrics.render()).unwrap()
+}
+
+/// The value of one series that counts, named as it is printed.
+fn sample(text: &str, series: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.ok_or_else(|| format!("no {series} in\n{text}")).unwrap().parse().unwrap()
+}
+
+fn runs_shown(metrics: &Metrics) -> Vec<String> {
+    let text = text(metrics);
+    let shown = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(r#"cogni_gateway_run_cost_dollars_total{run=""#));
+    shown.map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+}
+
+fn headers<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    text.lines().filter_map(move |line| line.strip_prefix(prefix)?.split_once(' '))
+}
+
+fn kind(family: &Family) -> &'static str {
+    match family.kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+        Kind::Histogram(_) => "histogram",
+    }
+}
+
+/// What promtool says about a scrape; nothing if all is well.
+fn promtool_check(text: &str) -> String {
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut promtool = promtool.expect("this test needs promtool: apt-get install prometheus");
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() || !said.is_empty());
+    String::from_utf8(said).unwrap()
+}
+
+/// The scrape listener on a port of its own.
+struct Scrapes {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    served: tokio::task::JoinHandle<()>,
+}
+
+impl Scrapes {
+    async fn start(render: fn() -> Vec<u8>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async { drop(stopped.await) };
+        let target = Target { address: None, service: "cogni-gateway".to_owned() };
+        let pages = vec![Page::metrics(render), Page::discovery(target)];
+        let served = Handle::current().spawn(base::metrics::serve(listener, pages, shutdown));
+        Self { address, stop, served }
+    }
+
+    async fn ask(&self, request: &str) -> String {
+        scrape(self.address, request).await
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.served.await.unwrap();
+    }
+}
+
+/// What a listener answers, but for the date.
+pub(crate) async fn scrape(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let lines = answer.lines().filter(|line| !line.starts_with("date: "));
+    lines.fold(String::new(), |all, line| all + line + "\n")
+}
+
+/// Some values of an access-log line.
+fn told(line: &str, keys: &[&str]) -> String {
+    let pairs = line.split(' ').filter(|pair| keys.contains(&pair.split_once('=').unwrap().0));
+    pairs.collect::<Vec<_>>().join(" ")
+}
+
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Hides what differs from machine to machine.
+const FILTERS: [(&str, &str); 3] = [
+    (r#"version="[^"]+""#, r#"version="X""#),
+    (r"(?m)^(process_\w+) .+$", "$1 N"),
+    (r"(?m)^(cogni_gateway_run_time_left_seconds\{.*\}) .+$", "$1 N"),
+];

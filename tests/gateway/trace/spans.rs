@@ -1,0 +1,191 @@
+//! G12: what a collector is told, by a real one's protocol, and what it costs where there is none.
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::config::Config;
+use cogni_gateway::observe::metrics::Metrics;
+use cogni_gateway::observe::trace::Tracer;
+use http::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use super::context::OURS;
+use crate::metrics::scrape;
+use crate::support::app::TestApp;
+use crate::support::collector::{Collector, hex, shown};
+use crate::support::process::NOBODY;
+
+/// G12: a run is a span, its calls are spans within it, named by the conventions; no prompt, no key.
+#[tokio::test]
+async fn a_collector_sees_the_run_and_its_calls() {
+    let collector = Collector::start(StatusCode::OK).await;
+    let app = TestApp::with(|config| {
+        collected(config, collector.address);
+        config.identity.trace = Some(OURS.parse().unwrap());
+        config.telemetry.otlp_headers = Secret::new("authorization=Bearer%20sk-collector,x-team=a");
+    })
+    .await;
+    let body = json!({
+        "model": "fake/chunks=2", "stream": true, "max_tokens": 5,
+        "messages": [{"role": "user", "content": "the prompt"}],
+    });
+    app.client().post("/v1/chat/completions", &body).await;
+    app.client().post("/v1/chat/completions", &json!({"model": "fake/status=500"})).await;
+    app.client().post("/v1/nothing", &json!({})).await;
+    app.stop().await;
+
+    let seen = collector.seen();
+    assert_eq!(seen.heads[0], "POST /v1/traces application/x-protobuf Bearer sk-collector a");
+    let spans = seen.spans();
+    insta::assert_snapshot!(tree(&spans), @r"
+    run (kind 1)
+      cogni.run.id = run-1
+      cogni.run.attempt = 0
+      gen_ai.usage.input_tokens = 20
+      gen_ai.usage.output_tokens = 2
+      cogni.calls.admitted = 2
+      cogni.calls.refused = 1
+      chat fake/chunks%3D2 (kind 3)
+        gen_ai.operation.name = chat
+        gen_ai.provider.name = litellm
+        cogni.call.id = [id]
+        cogni.route = chat_completions
+        gen_ai.request.model = fake/chunks%3D2
+        http.response.status_code = 200
+        gen_ai.usage.input_tokens = 11
+        gen_ai.usage.output_tokens = 2
+        cogni.usage.source = provider
+        cogni.cost_usd = 0.000015
+        gen_ai.response.time_to_first_chunk = [seconds]
+      chat fake/status%3D500 (kind 3): 500
+        gen_ai.operation.name = chat
+        gen_ai.provider.name = litellm
+        cogni.call.id = [id]
+        cogni.route = chat_completions
+        gen_ai.request.model = fake/status%3D500
+        http.response.status_code = 500
+        cogni.usage.source = estimated
+        error.type = 500
+    ");
+    for secret in ["sk-real", "sk-collector", "the prompt", "acct-1"] {
+        assert!(!format!("{spans:?}").contains(secret), "{secret}");
+    }
+    assert_eq!(
+        seen.requests[0].resource_spans[0].resource.as_ref().unwrap().attributes[0].key,
+        "service.name"
+    );
+}
+
+/// G12: a call that reached nobody is not counted as one, but whoever looks for it finds its span.
+#[tokio::test]
+async fn a_call_that_reached_nobody_is_a_span() {
+    let collector = Collector::start(StatusCode::OK).await;
+    let app = TestApp::with(|config| {
+        collected(config, collector.address);
+        config.upstream.url = NOBODY.to_string().parse().unwrap();
+    })
+    .await;
+    assert_eq!(app.client().post("/v1/messages", &call()).await.status, 502);
+    app.stop().await;
+    let spans = collector.seen().spans();
+    let failed = spans.iter().find(|span| span.name == "chat fake").unwrap();
+    assert_eq!(failed.status.as_ref().unwrap().message, "upstream_unreachable");
+}
+
+/// G12: without a trace of its host's, a run has one of its own, and as many runs as asked for.
+#[tokio::test]
+async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
+    for (ratio, recorded) in [(1.0, true), (0.0, false)] {
+        let collector = Collector::start(StatusCode::OK).await;
+        let app = TestApp::with(|config| {
+            collected(config, collector.address);
+            config.telemetry.sample_ratio = ratio;
+        })
+        .await;
+        app.client().post("/v1/messages", &call()).await;
+        let told = app.upstream.seen.last().unwrap().header("traceparent").unwrap().to_owned();
+        assert_eq!(told.ends_with("-01"), recorded);
+        let records = app.stop().await;
+        assert_eq!(records[0]["trace"], told[3..35]);
+        let spans = collector.seen().spans();
+        assert_eq!(spans.len(), if recorded { 2 } else { 0 });
+        assert!(spans.iter().all(|span| hex(&span.trace_id) == told[3..35]));
+    }
+}
+
+/// G12: a collector that is not there costs nobody anything, and what it misses is counted.
+#[tokio::test]
+async fn a_dead_collector_costs_a_counter() {
+    let refusing = Collector::start(StatusCode::SERVICE_UNAVAILABLE).await;
+    for address in [NOBODY, refusing.address] {
+        let app = TestApp::with(|config| {
+            collected(config, address);
+            config.metrics.address = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        })
+        .await;
+        for _ in 0..3 {
+            assert_eq!(app.client().post("/v1/messages", &call()).await.status, 200);
+        }
+        let metrics = app.metrics.unwrap();
+        let lost = "cogni_gateway_spans_lost_total{reason=\"not_taken\"} 3";
+        let told = async {
+            while !scrape(metrics, "GET /metrics HTTP/1.0\r\n\r\n").await.contains(lost) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(1), told).await.expect("they are counted as lost");
+        app.stop().await;
+    }
+}
+
+/// G12: more spans than the queue holds are lost and counted, and whoever tells of one does not wait.
+#[tokio::test]
+async fn spans_beyond_the_queue_are_lost_and_counted() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut config = Config::default();
+    collected(&mut config, silent.local_addr().unwrap());
+    let metrics = Metrics::new("litellm").unwrap();
+    let tracer = Tracer::start(&config.telemetry, "litellm", metrics.spans()).unwrap();
+    let trace = tracer.trace(None).unwrap();
+    for _ in 0..10_000 {
+        trace.tell(trace.begun("span", SystemTime::now()));
+    }
+    let lost = metrics.spans().overflowed.get();
+    // One batch may be on its way, and another be gathered.
+    assert!((10_000 - 2048 - 2 * 512..=10_000 - 2048).contains(&lost), "{lost}");
+}
+
+/// G12: a collector that takes all and answers nothing holds up neither calls nor the end.
+#[tokio::test]
+async fn a_collector_that_never_answers_holds_nobody_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let app = TestApp::with(|config| collected(config, silent.local_addr().unwrap())).await;
+    assert_eq!(app.client().post("/v1/messages", &call()).await.status, 200);
+    tokio::time::timeout(Duration::from_mins(1), app.stop()).await.unwrap();
+}
+
+fn collected(config: &mut Config, collector: SocketAddr) {
+    config.telemetry.otlp_endpoint = Some(format!("http://{collector}").parse().unwrap());
+}
+
+fn call() -> serde_json::Value {
+    json!({"model": "fake", "max_tokens": 5, "messages": []})
+}
+
+/// The spans below their parents, ids and times left out.
+fn tree(spans: &[Span]) -> String {
+    let root = spans.iter().find(|span| span.name == "run").unwrap();
+    assert_eq!(hex(&root.parent_span_id), OURS[36..52]);
+    let mut text = shown(root, "");
+    for span in spans.iter().filter(|span| span.span_id != root.span_id) {
+        assert_eq!(span.parent_span_id, root.span_id);
+        assert!(span.start_time_unix_nano >= root.start_time_unix_nano);
+        assert!(span.end_time_unix_nano <= root.end_time_unix_nano);
+        text += &shown(span, "  ");
+    }
+    assert!(spans.iter().all(|span| hex(&span.trace_id) == OURS[3..35]));
+    text
+}

@@ -1,0 +1,444 @@
+//! Hosted capabilities: what needs one, and what only looks as if it did.
+
+use std::fmt::Write;
+
+use cogni_gateway::body::{Capability, Policy, Refusal};
+use cogni_gateway::protocol::Route;
+use insta::assert_snapshot;
+
+use super::{frames, read, sent};
+
+use Route::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
+
+/// G6: what a provider would do for the agent is refused, by the name that would grant it.
+#[test]
+fn what_the_provider_would_do_is_refused_by_name() {
+    let mut table = String::new();
+    for (route, fields) in DENIED {
+        let refusal = refusal(*route, fields);
+        let Refusal::CapabilityNotGranted { capability, field, detail } = &refusal else {
+            panic!("{route:?} {fields}: {refusal}")
+        };
+        let detail = detail.as_deref().unwrap_or("-");
+        writeln!(
+            table,
+            "{:<17} {:<16} {field} {detail}  {fields}",
+            capability.name(),
+            route.name()
+        )
+        .unwrap();
+    }
+    assert_snapshot!(table);
+}
+
+/// G6: each capability can be granted, and then nothing else is.
+#[test]
+fn a_grant_lets_through_what_it_names_and_nothing_else() {
+    for (route, fields) in DENIED {
+        let Refusal::CapabilityNotGranted { capability, .. } = refusal(*route, fields) else {
+            panic!("{fields}")
+        };
+        let body = format!(r#"{{"model":"m",{fields}}}"#);
+        let granted = Policy { capabilities: [capability].into(), ..Policy::default() };
+        assert!(sent(*route, &granted, &body).is_ok(), "{body}");
+        let others = Capability::ALL.into_iter().filter(|other| *other != capability).collect();
+        let others = Policy { capabilities: others, ..Policy::default() };
+        assert!(sent(*route, &others, &body).is_err(), "{body}");
+    }
+}
+
+/// G6: the client's own data is not judged, whatever its keys are called, and what runs at the client
+/// passes.
+#[test]
+fn what_is_the_clients_own_passes_unharmed() {
+    for (route, fields) in ALLOWED {
+        let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
+        match sent(*route, &Policy::default(), &body) {
+            Ok(sent) => assert!(sent.contains(fields), "{sent}"),
+            Err(refusal) => panic!("{route:?} {fields}: {refusal}"),
+        }
+    }
+}
+
+/// G6: a need is found wherever a frame ends, and however it is escaped.
+#[test]
+fn a_need_is_found_at_every_split() {
+    for (route, fields) in DENIED {
+        let escaped =
+            fields.replace("\"type\"", "\"t\\u0079pe\"").replace("\"url\"", "\"\\u0075rl\"");
+        for body in [fields, &&*escaped].map(|fields| format!(r#"{{"model":"m",{fields}}}"#)) {
+            let whole = sent(*route, &Policy::default(), &body).unwrap_err();
+            for size in [1, 2, 3, 5, 7] {
+                let pieces = frames(body.as_bytes(), size).into_pieces();
+                let body = read(*route, pieces).unwrap();
+                let split = cogni_gateway::body::admit(&Policy::default(), body);
+                assert_eq!(split.unwrap_err(), whole);
+            }
+        }
+    }
+}
+
+/// G6, G10: the refusal says what is missing and who can give it.
+#[test]
+fn a_refusal_says_how_an_operator_grants_it() {
+    let refusal =
+        refusal(Messages, r#""tools":[{"type":"web_search_20991231","name":"web_search"}]"#);
+    assert_eq!((refusal.status().as_u16(), refusal.code()), (403, "capability_not_granted"));
+    assert_snapshot!(refusal, @"`tools` needs `web_search` (`web_search_20991231`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`");
+}
+
+/// G6: what a search has found is sent back with its address, which is fetched nowhere else.
+#[test]
+fn an_address_of_a_part_is_fetched_unless_it_is_a_result() {
+    let part = |part: &str| {
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}"#);
+        sent(Messages, &Policy::default(), &body)
+    };
+    assert!(part(r#"{"url":"https://x","type":"web_search_result"}"#).is_ok());
+    for denied in [
+        r#"{"type":"image","url":"https://x"}"#,
+        r#"{"type":" web_search_result","url":"https://x"}"#,
+        r#"{"type":"web_search_result","image_url":"https://x"}"#,
+        r#"{"type":"web_search_result","input_audio":{"url":"https://x"}}"#,
+    ] {
+        assert!(part(denied).is_err(), "{denied}");
+    }
+}
+
+/// G9: how long something is cached is billed by the hour, by nobody's report.
+#[test]
+fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
+    for fields in [
+        r#""messages":[{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral","ttl":"61320000h"}}]}]"#,
+        r#""system":[{"type":"text","text":"a","cache_control":{"ttl":" 5m"}}]"#,
+        r#""tools":[{"name":"f","cache_control":{"ttl":3600}}]"#,
+        r#""cache_control":{"type":"ephemeral","ttl":"2h"}"#,
+    ] {
+        let refusal = refusal(Messages, fields);
+        assert_eq!(
+            (refusal.code(), refusal.field()),
+            ("invalid_field", "cache_control.ttl"),
+            "{fields}"
+        );
+    }
+}
+
+/// G9: media, numbers of tokens and a second reading are reserved for beside the length of a request.
+#[test]
+fn a_request_is_taken_for_what_its_parts_cost() {
+    let estimate = |route, fields: &str| {
+        let body = format!(r#"{{"model":"m",{fields}}}"#);
+        let length = (body.len() as u64).div_ceil(3);
+        let body = read(route, vec![body.into_bytes().into()]).unwrap();
+        cogni_gateway::body::admit(&Policy::default(), body).unwrap().input_estimate.0 - length
+    };
+    let image = |data| {
+        format!(
+            r#""messages":[{{"role":"user","content":[{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{data}"}}}}]}}]"#
+        )
+    };
+    assert_eq!(estimate(Messages, &image("iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=")), 2098);
+    assert_eq!(estimate(Messages, &image("/9j/4AAQSkZJRgABAQ==")), 4000);
+    let pdf = r#""messages":[{"role":"user","content":[{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":"JVBERi0xLjc="}}]}]"#;
+    assert_eq!(estimate(Messages, pdf), 200_000);
+    let numbers = (0..300).map(|_| "1").collect::<Vec<_>>().join(",");
+    assert_eq!(estimate(Embeddings, &format!(r#""input":[{numbers}]"#)), 100);
+    let text = format!(r#""messages":[{{"role":"user","content":"{}"}}]"#, "x".repeat(3000));
+    assert_eq!(estimate(Messages, &text), 0);
+    let compacted =
+        format!(r#"{text},"context_management":{{"edits":[{{"type":"compact_20260112"}}]}}"#);
+    assert!(estimate(Messages, &compacted) > 1000);
+}
+
+/// Names are stable: policies and refusals say them.
+#[test]
+fn capabilities_are_read_by_the_names_they_are_told_by() {
+    for capability in Capability::ALL {
+        let name = format!("\"{}\"", capability.name());
+        assert_eq!(serde_json::from_str::<Capability>(&name).unwrap(), capability);
+    }
+}
+
+fn refusal(route: Route, fields: &str) -> Refusal {
+    sent(route, &Policy::default(), &format!(r#"{{"model":"m",{fields}}}"#)).expect_err(fields)
+}
+
+const DENIED: &[(Route, &str)] = &[
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{"data":"https://x/a.mp3","format":"mp3"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"input_audio","input_audio":"HTTPS:x"}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"input_video","input_video":{"data":"s3://b/x"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"tomorrow","tomorrow":{"place":["ht\ntp://x"]}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"file","file":{"file_data":"                                                                      https://x"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"file","file":{"file_data":"\ufeff\u3000//evil.example/x"}}]}]"#,
+    ),
+    (Responses, r#""image":"https://x/?leak=secret""#),
+    (
+        Responses,
+        r#""input":[{"role":"user","content":[{"type":"input_audio","input_audio":{"data":"https://x"}}]}]"#,
+    ),
+    (Embeddings, r#""input":["text","gs://bucket/x"]"#),
+    (Embeddings, r#""input":"s3://bucket/x""#),
+    (
+        ChatCompletions,
+        r#""tools":[{"type":"function","function":{"name":"litellm_web_search","parameters":{}}}]"#,
+    ),
+    (ChatCompletions, r#""functions":[{"name":"litellm_skill"}]"#),
+    (Messages, r#""tools":[{"name":"litellm_web_search","input_schema":{}}]"#),
+    (Messages, r#""tools":[{"type":"custom","name":"web_search","input_schema":{}}]"#),
+    (Messages, r#""tools":[{"name":"WebSearch"}]"#),
+    (ChatCompletions, r#""web_search_options":{}"#),
+    (ChatCompletions, r#""search_parameters":{"mode":"on"}"#),
+    (ChatCompletions, r#""enable_search":true"#),
+    (ChatCompletions, r#""vector_store_ids":["vs"]"#),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"image","image":["https://x"]}]}]"#,
+    ),
+    (ChatCompletions, r#""tools":[{"type":"web_search_preview"}]"#),
+    (
+        ChatCompletions,
+        r#""tools":[{"type":"mcp","server_label":"x","server_url":"litellm_proxy"}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""tools":[{"type":"function","function":{"name":"f"}},{"googleSearch":{}}]"#,
+    ),
+    (ChatCompletions, r#""tools":[{"type":"function","googleSearch":{}}]"#),
+    (ChatCompletions, r#""functions":[{"url_context":{}}]"#),
+    (ChatCompletions, r#""tools":[{"codeExecution":{}}]"#),
+    (ChatCompletions, r#""tools":["web_search"]"#),
+    (ChatCompletions, r#""tools":[{}]"#),
+    (ChatCompletions, r#""tools":[{"type":5,"name":"f"}]"#),
+    (ChatCompletions, r#""tools":[{"type":"Function","name":"f"}]"#),
+    (ChatCompletions, r#""background":true"#),
+    (ChatCompletions, r#""mcp_servers":[{"type":"url","url":"https://x"}]"#),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://x/?q=secret"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":"http://x"}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"video_url","video_url":{"url":"gs://b/x"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"file","file":{"file_id":"file-1"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"file","file":{"file_data":"https://x"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"document_url","document_url":"https://x"}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"tool","tool_call_id":"c","content":[{"type":"image_url","image_url":{"detail":"low","url":"//x"}}]}]"#,
+    ),
+    (Responses, r#""tools":[{"type":"web_search"}]"#),
+    (Responses, r#""tools":[{"type":"web_search_2099_01_01"}]"#),
+    (Responses, r#""tools":[{"type":"file_search","vector_store_ids":["vs"]}]"#),
+    (Responses, r#""tools":[{"type":"code_interpreter","container":{"type":"auto"}}]"#),
+    (Responses, r#""tools":[{"type":"programmatic_tool_calling"}]"#),
+    (Responses, r#""tools":[{"type":"image_generation"}]"#),
+    (Responses, r#""tools":[{"type":"mcp","server_url":"https://x","server_label":"x"}]"#),
+    (Responses, r#""tools":[{"type":"shell","environment":{"type":"container_auto"}}]"#),
+    (Responses, r#""tools":[{"type":"computer_hosted"}]"#),
+    (Responses, r#""tools":[{"type":"teleport","name":"t"}]"#),
+    (Responses, r#""tools":[{"type":"namespace","name":"n","tools":[{"type":"mcp"}]}]"#),
+    (
+        Responses,
+        r#""input":[{"type":"additional_tools","role":"developer","tools":[{"type":"web_search"}]}]"#,
+    ),
+    (Responses, r#""input":[{"type":"tool_search_output","tools":[{"type":"mcp"}]}]"#),
+    (Responses, r#""input":[{"type":"item_reference","id":"msg_1"}]"#),
+    (Responses, r#""input":[{"id":"msg_1"}]"#),
+    (Responses, r#""input":[{"type":null,"id":"msg_1"}]"#),
+    (
+        Responses,
+        r#""input":[{"role":"user","content":[{"type":"input_image","image_url":"https://x"}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"role":"user","content":[{"type":"input_image","file_id":"file-1"}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"role":"user","content":[{"type":"input_file","file_url":"https://x"}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"function_call_output","call_id":"c","output":[{"type":"input_image","image_url":"https://x"}]}]"#,
+    ),
+    (Responses, r#""previous_response_id":"resp_1""#),
+    (Responses, r#""conversation":{"id":"conv_1"}"#),
+    (Responses, r#""prompt":{"id":"pmpt_1"}"#),
+    (Responses, r#""background":true"#),
+    (Messages, r#""tools":[{"type":"web_search_20250305","name":"web_search"}]"#),
+    (Messages, r#""tools":[{"type":"web_fetch_20250910","name":"web_fetch"}]"#),
+    (Messages, r#""tools":[{"type":"code_execution_20250825","name":"code_execution"}]"#),
+    (Messages, r#""tools":[{"type":"mcp_toolset","mcp_server_name":"x"}]"#),
+    (Messages, r#""tools":[{"type":"advisor_20260301","name":"advisor","model":"big"}]"#),
+    (Messages, r#""mcp_servers":[{"type":"url","url":"https://x","name":"x"}]"#),
+    (Messages, r#""container":"container_1""#),
+    (Messages, r#""thread":{"type":"create"}"#),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"https://x"}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"document","source":{"type":"file","file_id":"file_1"}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":[{"type":"image","source":{"type":"url","url":"https://x"}}]}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"document","source":{"type":"content","content":[{"type":"image","source":{"type":"url","url":"HTTPS://x"}}]}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"container_upload","file_id":"file_1"}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"tool_addition","tool":{"type":"tool_definition","definition":{"type":"web_fetch_20260318","name":"w"}}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""system":[{"type":"text","text":"t"},{"type":"image","source":{"url":"https://x"}}]"#,
+    ),
+    (
+        CountTokens,
+        r#""messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"https://x"}}]}]"#,
+    ),
+    (Embeddings, r#""input":[{"content":[{"type":"image_url","image_url":{"url":"https://x"}}]}]"#),
+];
+
+const ALLOWED: &[(Route, &str)] = &[
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":"https://x"},{"role":"tool","tool_call_id":"a://b","content":"https://x"},{"role":"user","content":[{"type":"text","text":"https://x"}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"function_call_output","call_id":"c","output":"https://x"},{"type":"message","role":"user","content":[{"type":"input_text","text":"s3://x"}]}]"#,
+    ),
+    (Responses, r#""input":"https://x""#),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"https://x"},{"type":"document","title":"http://x","context":"http://x","source":{"type":"text","media_type":"text/plain","data":"note: a page"}}]}]"#,
+    ),
+    (Embeddings, r#""input":["https://x is a site","note: x","a"]"#),
+    (Messages, r#""tools":[{"name":"WebSearch","input_schema":{"type":"object"}}]"#),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral","ttl":"1h"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""tools":[{"type":"function","function":{"name":"f","parameters":{"type":"mcp","properties":{"url":{"type":"web_search"},"file_id":{},"image_url":"https://x"}}}}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""tools":[{"type":"custom","custom":{"name":"c","format":{"type":"grammar"}}}],"background":null"#,
+    ),
+    (ChatCompletions, r#""functions":[{"name":"f","parameters":{"tools":[{"type":"mcp"}]}}]"#),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{\"url\":\"https://x\"}"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":"{\"type\":\"web_search\",\"image_url\":\"https://x\"}"}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AA=="}},{"type":"file","file":{"filename":"f","file_data":"data:application/pdf;base64,AA=="}},{"type":"input_audio","input_audio":{"data":"//uQ","format":"mp3"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"file","file":{"file_data":"//uQxAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"assistant","content":"x","annotations":[{"type":"url_citation","url_citation":{"url":"https://x"}}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""response_format":{"type":"json_schema","json_schema":{"schema":{"properties":{"image_url":{"type":"string"}}}}}"#,
+    ),
+    (
+        Responses,
+        r#""tools":[{"type":"function","name":"f","parameters":{"properties":{"file_id":{"type":"string"}}},"strict":true},{"type":"custom","name":"apply_patch","format":{"type":"grammar"}},{"type":"local_shell"},{"type":"apply_patch"},{"type":"shell","environment":{"type":"local"}},{"type":"computer_use_preview","environment":"browser"},{"type":"namespace","name":"n","tools":[{"type":"function","name":"f"}]},{"type":"tool_search"}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"https://x"},{"type":"reasoning","id":"rs","summary":[],"encrypted_content":"x"},{"role":"user","content":"hello"},{"type":"local_shell_call","action":{"type":"exec","command":["curl","https://x"]}},{"type":"web_search_call","id":"ws","action":{"type":"open_page","url":"https://x"}}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"message","role":"assistant","content":[{"type":"output_text","text":"x","annotations":[{"type":"file_citation","file_id":"file-1"},{"type":"url_citation","url":"https://x"}]}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":"https://x","previous_response_id":null,"background":false,"include":["reasoning.encrypted_content"]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"role":"user","content":[{"type":"input_image","image_url":"DATA:image/png;base64,AA=="}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"mcp_list_tools","id":"m","server_label":"s","tools":[{"name":"t","input_schema":{"type":"mcp"}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""tools":[{"name":"fetch","description":"d","input_schema":{"type":"object","properties":{"url":{"type":"string","format":"uri"},"type":{"const":"mcp"}}}},{"type":"custom","name":"c","input_schema":{"type":"object"}},{"type":"bash_20250124","name":"bash"},{"type":"text_editor_20250728","name":"e"},{"type":"memory_20250818","name":"memory"},{"type":"computer_20250124","name":"computer","display_width_px":1},{"type":"computer_toolset_20260801"},{"type":"browser_toolset_20260801"},{"type":"tool_search_tool_regex_20251119","name":"t"}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":{"url":"https://x","image_url":"https://x","file_id":5,"source":{"type":"url","url":"https://x"},"tools":[{"type":"mcp"}]}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"https://x"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AA=="}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"search_result","source":"https://x","title":"t","content":[{"type":"text","text":"x"}]},{"type":"document","source":{"type":"text","data":"https://x"},"citations":{"enabled":true}}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"assistant","content":[{"type":"web_search_tool_result","tool_use_id":"s","content":[{"type":"web_search_result","url":"https://x","title":"t"}]},{"type":"text","text":"x","citations":[{"type":"web_search_result_location","url":"https://x"}]}]}]"#,
+    ),
+    (
+        Messages,
+        r#""context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]},"mcp_servers":[],"container":null"#,
+    ),
+    (Embeddings, r#""input":["https://x","data"]"#),
+];

@@ -1,0 +1,99 @@
+//! What holds of every body that is admitted, for the property test and the fuzz target alike.
+
+use bytes::Bytes;
+use cogni_gateway::body::field::{self, Rule};
+use cogni_gateway::body::{Call, Change, Policy, Reader, UnknownFields, What, admit};
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::protocol::Route;
+use serde_json::{Map, Value, json};
+
+/// Admits `body` in frames of `size` bytes, if it can be, and checks what goes up.
+pub(crate) fn check(route: Route, size: usize, body: &[u8]) {
+    for unknown_fields in [UnknownFields::Drop, UnknownFields::Pass] {
+        let policy = Policy { unknown_fields, ..Policy::default() };
+        let Some(mut call) = admitted(route, &policy, size, body) else { continue };
+        // The ledger grants no call less than a token an answer.
+        let limit = Tokens(64 * size.max(1) as u64);
+        if size.is_multiple_of(2) {
+            call.limit_output(limit);
+        }
+        let dropped = call.changes.iter().filter(|change| change.what == What::Dropped).count();
+        // Where a protocol knows no such field, it is dropped, and nothing is hidden.
+        let is_asked_for =
+            |change: &Change| change.field == "stream_options" && change.what != What::Dropped;
+        let is_hidden = call.stream && call.changes.iter().any(is_asked_for);
+        let sent = text(call);
+        // A number may be too large for `serde_json`; then there is nothing to compare with.
+        let Ok(Value::Object(before)) = serde_json::from_slice(body) else { continue };
+        let Ok(Value::Object(after)) = serde_json::from_slice(&sent) else {
+            panic!("what goes up is no JSON: {}", sent.escape_ascii())
+        };
+        nothing_is_there_that_may_not_be(route, &after);
+        nothing_is_changed_but_what_is_ours(&before, &after);
+        assert_eq!(before.keys().filter(|key| !after.contains_key(*key)).count(), dropped);
+        if size.is_multiple_of(2) {
+            the_output_is_limited(route, limit, &after);
+        }
+        // What has been admitted once is admitted again, as it is.
+        let again = admitted(route, &policy, 7, &sent).expect("what goes up is acceptable");
+        assert!(again.changes.is_empty(), "{:?}", again.changes);
+        assert_eq!(text(again), sent);
+        if is_hidden {
+            assert_eq!(after["stream_options"]["include_usage"], json!(true));
+        }
+    }
+}
+
+fn nothing_is_there_that_may_not_be(route: Route, after: &Map<String, Value>) {
+    for field in field::fields(route) {
+        if matches!(field.rule, Rule::Drop(_) | Rule::Refuse(_)) {
+            assert!(!after.contains_key(field.name), "{}", field.name);
+        }
+    }
+    assert_ne!(after.get("store"), Some(&json!(true)));
+}
+
+fn nothing_is_changed_but_what_is_ours(before: &Map<String, Value>, after: &Map<String, Value>) {
+    for (key, value) in after {
+        if !OURS.contains(&key.as_str()) {
+            assert_eq!(before.get(key), Some(value), "{key}");
+        }
+    }
+}
+
+fn the_output_is_limited(route: Route, limit: Tokens, after: &Map<String, Value>) {
+    let limits = LIMITS.iter().filter_map(|name| after.get(*name)?.as_u64());
+    if route.is_turn() {
+        assert!(limits.clone().count() > 0 && limits.max() <= Some(limit.0), "{after:?}");
+    }
+    if let Some(budget) =
+        after.get("thinking").and_then(|thinking| thinking["budget_tokens"].as_u64())
+    {
+        assert!(budget < limit.0 || !route.is_turn() || lower(after, budget), "{after:?}");
+    }
+}
+
+/// Whether the client's own limit was the lower one: then its thinking is its own affair.
+fn lower(after: &Map<String, Value>, budget: u64) -> bool {
+    LIMITS.iter().filter_map(|name| after.get(*name)?.as_u64()).max() <= Some(budget)
+}
+
+fn admitted(route: Route, policy: &Policy, size: usize, body: &[u8]) -> Option<Call> {
+    let mut reader = Reader::new(route);
+    body.chunks(size.max(1))
+        .try_for_each(|frame| reader.push(Bytes::copy_from_slice(frame)))
+        .ok()?;
+    admit(policy, reader.finish().ok()?).ok()
+}
+
+fn text(call: Call) -> Vec<u8> {
+    let rope = call.into_body();
+    let text: Vec<u8> = rope.iter().flatten().copied().collect();
+    assert_eq!(rope.len(), text.len() as u64);
+    text
+}
+
+const LIMITS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+
+/// What may go up otherwise than it came.
+const OURS: [&str; 6] = ["stream_options", "store", "thinking", LIMITS[0], LIMITS[1], LIMITS[2]];

@@ -1,0 +1,373 @@
+//! The ledger: no interleaving of calls spends more than was granted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cogni_gateway::budget::{
+    Amount, Ask, CallKind, Ledger, Limits, Nanodollars, Past, Price, Prices, Refusal, Reservation,
+    Source, Tokens, Usage, price::Unknown,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// What may happen next to a run's budget.
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve(Ask),
+    /// Used so much of each part of what was granted, in percent.
+    Settle(usize, u8),
+    Release(usize),
+    /// Neither: a crash of its task.
+    Drop(usize),
+}
+
+proptest! {
+    /// G9: spent and reserved together stay within each limit whenever a call is granted, and
+    /// nothing is held once all calls have ended.
+    #[test]
+    fn no_interleaving_spends_more_than_the_budget(
+        limits in limits(),
+        spent in amounts(20),
+        steps in vec(steps(), 0..60),
+    ) {
+        // An earlier process may have spent all, but never more turns than there are.
+        let spent = Amount { turns: spent.turns.min(limits.max_turns.unwrap_or(u64::MAX)), ..spent };
+        let ledger = Arc::new(Ledger::new(limits.clone(), Past { spent, ..Past::default() }));
+        let mut open: Vec<Reservation> = vec![];
+        for step in steps {
+            match step {
+                Step::Reserve(ask) => {
+                    if let Ok(reservation) = ledger.reserve(&ask) {
+                        let status = ledger.status();
+                        prop_assert!(is_within(&limits, status.spent + status.reserved, open.len()));
+                        prop_assert!(reservation.granted().output <= ask.output.unwrap_or(Tokens(16_384)).max(Tokens(ask.choices.max(1).into())));
+                        prop_assert_eq!(reservation.granted().input, ask.input);
+                        open.push(reservation);
+                    }
+                }
+                Step::Settle(which, percent) if !open.is_empty() => {
+                    let reservation = open.swap_remove(which % open.len());
+                    let part = |Tokens(granted)| Tokens(granted * u64::from(percent) / 100);
+                    let granted = reservation.granted();
+                    let (input, output) = (part(granted.input), part(granted.output));
+                    let cache_read = part(input);
+                    let usage = Usage { input, output, cache_read, ..Usage::default() };
+                    let charged = reservation.settle(&usage);
+                    prop_assert!(charged.cost <= granted.cost);
+                    prop_assert_eq!(charged, Amount { turns: granted.turns, input, output, cost: charged.cost });
+                }
+                Step::Release(which) if !open.is_empty() => {
+                    let before = ledger.spent();
+                    open.swap_remove(which % open.len()).release();
+                    prop_assert_eq!(ledger.spent(), before);
+                }
+                Step::Drop(which) if !open.is_empty() => {
+                    let before = ledger.spent();
+                    let reservation = open.swap_remove(which % open.len());
+                    let granted = reservation.granted();
+                    drop(reservation);
+                    prop_assert_eq!(ledger.spent(), before + granted);
+                }
+                _ => {}
+            }
+            prop_assert_eq!(ledger.status().open_calls as usize, open.len());
+        }
+        drop(open);
+        let status = ledger.status();
+        prop_assert_eq!((status.reserved, status.open_calls), (Amount::default(), 0));
+    }
+}
+
+/// G9: what the provider reports is the truth, also where it is more than was reserved; the next
+/// call finds the budget overdrawn and is refused.
+#[test]
+fn an_overrun_is_charged_in_full_and_stops_the_run() {
+    let ledger = ledger(&Limits { max_output_tokens: Some(Tokens(100)), ..Limits::default() });
+    let reservation = ledger.reserve(&turn(100)).unwrap();
+    let usage = Usage { output: Tokens(130), source: Source::Provider, ..Usage::default() };
+    assert_eq!(reservation.settle(&usage).output, Tokens(130));
+    let refusal = ledger.reserve(&turn(1)).unwrap_err();
+    assert_eq!(refusal, Refusal::Tokens { kind: "output", spent: 130, limit: 100, needed: 1 });
+}
+
+/// G9: a call that may write more than is left is granted what is left.
+#[test]
+fn an_answer_is_granted_what_is_left() {
+    let limits = Limits { max_total_tokens: Some(Tokens(100)), ..Limits::default() };
+    let ledger = ledger(&limits);
+    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 1, price: None };
+    assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(70));
+}
+
+/// G9: many answers reserve for each of them, so that `n: 50` is no way round the budget.
+#[test]
+fn each_answer_without_a_limit_is_reserved_for() {
+    let ledger = ledger(&Limits::default());
+    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 50, price: None };
+    assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(50 * 16_384));
+}
+
+/// R5, G9: a call that is too large says nothing of the next one, and nor do calls that may still give back what they hold.
+#[test]
+fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
+    let told = |limits: Limits, steps: &dyn Fn(&Arc<Ledger>)| {
+        let ledger = ledger(&limits);
+        steps(&ledger);
+        (ledger.is_denied(), ledger.exhausted().is_cancelled())
+    };
+    let use_up = |ledger: &Arc<Ledger>, output: u64| {
+        let usage = Usage { output: Tokens(output), ..Usage::default() };
+        let _ = ledger.reserve(&turn(output)).unwrap().settle(&usage);
+    };
+    let reads = |input: u64| Ask { input: Tokens(input), ..turn(1) };
+    let tokens = || Limits { max_total_tokens: Some(Tokens(100)), ..Limits::default() };
+
+    let too_large = |ledger: &Arc<Ledger>| {
+        use_up(ledger, 50);
+        ledger.reserve(&reads(50)).unwrap_err();
+    };
+    assert_eq!(told(tokens(), &too_large), (true, false));
+    let smaller = |ledger: &Arc<Ledger>| {
+        too_large(ledger);
+        ledger.reserve(&reads(20)).unwrap().release();
+    };
+    assert_eq!(told(tokens(), &smaller), (false, false));
+    let spent = |ledger: &Arc<Ledger>| {
+        use_up(ledger, 99);
+        ledger.reserve(&reads(1)).unwrap_err();
+    };
+    assert_eq!(told(tokens(), &spent), (true, true));
+
+    let turns = || Limits { max_turns: Some(1), ..Limits::default() };
+    let last = |ledger: &Arc<Ledger>| use_up(ledger, 1);
+    assert_eq!(told(turns(), &last), (false, false));
+    let open = |ledger: &Arc<Ledger>| {
+        let _open = ledger.reserve(&turn(1)).unwrap();
+        ledger.reserve(&turn(1)).unwrap_err();
+    };
+    assert_eq!(told(turns(), &open), (true, false));
+    let one_more = |ledger: &Arc<Ledger>| {
+        last(ledger);
+        ledger.reserve(&turn(1)).unwrap_err();
+    };
+    assert_eq!(told(turns(), &one_more), (true, true));
+
+    let cost = Limits { max_cost_usd: Some(Nanodollars(3)), ..Limits::default() };
+    let dear = |ledger: &Arc<Ledger>| {
+        ledger.reserve(&Ask { price: Some(price("dear")), ..turn(1) }).unwrap_err();
+    };
+    assert_eq!(told(cost, &dear), (true, true));
+}
+
+/// G9: a call refused for the rate of requests has not used up the minute's tokens.
+#[test]
+fn a_refused_call_takes_no_tokens_of_the_minute() {
+    let limits =
+        Limits { requests_per_minute: Some(1), tokens_per_minute: Some(1000), ..Limits::default() };
+    let both = ledger(&limits);
+    both.reserve(&turn(10)).unwrap().release();
+    for _ in 0..10 {
+        let refusal = both.reserve(&turn(500)).unwrap_err();
+        assert!(matches!(refusal, Refusal::Rate { kind: "requests", .. }), "{refusal}");
+    }
+}
+
+/// G9: tokens used beyond a reservation are paid off by the calls that follow, also by refused ones.
+#[test]
+fn a_debt_of_tokens_is_kept_until_it_is_paid() {
+    let limits = Limits { tokens_per_minute: Some(1000), ..Limits::default() };
+    let ledger = ledger(&limits);
+    let overrun = Usage { output: Tokens(810), ..Usage::default() };
+    let reads = |input: u64| Ask { input: Tokens(input), ..turn(10) };
+    let _ = ledger.reserve(&reads(10)).unwrap().settle(&overrun);
+    // 990 are left of the minute and 800 are owed.
+    for _ in 0..3 {
+        let refusal = ledger.reserve(&reads(500)).unwrap_err();
+        assert!(matches!(refusal, Refusal::Rate { kind: "tokens", .. }), "{refusal}");
+    }
+    ledger.reserve(&reads(150)).unwrap().release();
+}
+
+/// G9: the deadline counts from the start of the run, not of the process.
+#[test]
+fn the_time_before_a_restart_counts() {
+    let limits = Limits { deadline: Some(Duration::from_hours(1)), ..Limits::default() };
+    let after = |age| Arc::new(Ledger::new(limits.clone(), Past { age, ..Past::default() }));
+    after(Duration::from_mins(59)).reserve(&turn(1)).unwrap().release();
+    let refusal = after(Duration::from_hours(1)).reserve(&turn(1)).unwrap_err();
+    assert_eq!(refusal, Refusal::Deadline { limit: Duration::from_hours(1) });
+}
+
+/// G9: the counters cannot be wrapped round by a hostile count.
+#[test]
+fn a_hostile_count_saturates() {
+    let ledger = ledger(&Limits { max_total_tokens: Some(Tokens(10)), ..Limits::default() });
+    let usage = Usage { input: Tokens(u64::MAX), output: Tokens(u64::MAX), ..Usage::default() };
+    let _ = ledger.reserve(&turn(1)).unwrap().settle(&usage);
+    assert_eq!(ledger.spent().total(), Tokens(u64::MAX));
+    assert!(ledger.reserve(&turn(1)).is_err());
+}
+
+/// G9: threads that all reserve at once are granted as many turns as there are.
+#[test]
+fn threads_are_granted_as_many_turns_as_there_are() {
+    let ledger = ledger(&Limits { max_turns: Some(100), ..Limits::default() });
+    let granted: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let ledger = &ledger;
+                scope.spawn(move || (0..50).filter(|_| spend(ledger)).count())
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!((granted, ledger.spent().turns), (100, 100));
+}
+
+fn spend(ledger: &Arc<Ledger>) -> bool {
+    let reservation = ledger.reserve(&turn(1));
+    reservation.map(|reservation| reservation.settle(&Usage::default())).is_ok()
+}
+
+fn ledger(limits: &Limits) -> Arc<Ledger> {
+    Arc::new(Ledger::new(limits.clone(), Past::default()))
+}
+
+/// G15: calls that cost nothing have a rate; and so have turns, for as long as none of them is delivered.
+#[test]
+fn calls_without_a_charge_have_a_rate() {
+    let limits = Limits { free_calls_per_minute: Some(3), ..Limits::default() };
+    let counts = ledger(&limits);
+    for _ in 0..3 {
+        drop(counts.enter(CallKind::Free, true).unwrap());
+    }
+    let refusal = counts.enter(CallKind::Free, true).unwrap_err();
+    assert!(matches!(refusal, Refusal::Rate { limit: 3, .. }), "{refusal}");
+    drop(counts.enter(CallKind::Turn, true).unwrap());
+
+    let turns = ledger(&limits);
+    for _ in 0..4 {
+        turns.reserve(&turn(1)).unwrap().release();
+    }
+    turns.reserve(&turn(1)).unwrap_err();
+    let default = ledger(&Limits::default());
+    let let_in = (0..10_000).filter(|_| default.enter(CallKind::Free, true).is_ok()).count();
+    assert!((600..610).contains(&let_in), "{let_in}");
+}
+
+/// G9: what is spent is told by the head of a call, before its body is read.
+#[test]
+fn a_call_is_let_in_by_what_is_left() {
+    let refused = |limits: Limits| ledger(&limits).enter(CallKind::Turn, true).unwrap_err();
+    let none = Some(Tokens::ZERO);
+    assert!(matches!(
+        refused(Limits { max_turns: Some(0), ..Limits::default() }),
+        Refusal::Turns { .. }
+    ));
+    for limits in [
+        Limits { max_total_tokens: none, ..Limits::default() },
+        Limits { max_input_tokens: none, ..Limits::default() },
+        Limits { max_output_tokens: none, ..Limits::default() },
+    ] {
+        assert!(matches!(refused(limits), Refusal::Tokens { .. }));
+    }
+    let broke = Limits { max_cost_usd: Some(Nanodollars::default()), ..Limits::default() };
+    assert!(matches!(refused(broke), Refusal::Cost { .. }));
+    let one = ledger(&Limits { max_concurrent: Some(1), ..Limits::default() });
+    let entry = one.enter(CallKind::Turn, true).unwrap();
+    assert!(matches!(one.enter(CallKind::Free, true), Err(Refusal::Concurrency { limit: 1 })));
+    let reservation = entry.reserve(&turn(1)).unwrap();
+    assert_eq!(one.status().open_calls, 1, "the place is taken once");
+    reservation.release();
+    assert_eq!(one.status().open_calls, 0);
+}
+
+/// A deadline that no clock can count to is none, and nothing panics.
+#[test]
+fn a_deadline_may_be_as_far_as_it_can_be_written() {
+    let ledger = ledger(&Limits { deadline: Some(Duration::MAX), ..Limits::default() });
+    assert_eq!((ledger.deadline(), ledger.status().time_left), (None, None));
+    ledger.reserve(&turn(1)).unwrap().release();
+}
+
+fn turn(output: u64) -> Ask {
+    Ask { is_turn: true, input: Tokens(0), output: Some(Tokens(output)), choices: 1, price: None }
+}
+
+/// Prices of some billionths of a dollar for a token.
+fn price(model: &str) -> Arc<Price> {
+    let table = r#"
+        version = "test"
+        [models]
+        cheap = { input = "0.0004", output = "0.002" }
+        dear = { input = "0.003", output = "0.015", cache_read = "0.0003", cache_write = "0.004", reasoning = "0.02" }
+        long = { input = "0.001", output = "0.001", long = { above_input_tokens = 30, input = "0.009", output = "0.03" } }
+    "#;
+    let prices = Prices::read(table, Unknown::Reject).unwrap();
+    prices.price(model, true).unwrap().unwrap()
+}
+
+fn is_within(limits: &Limits, held: Amount, open_before: usize) -> bool {
+    let tokens = |limit: Option<Tokens>, held: Tokens| limit.is_none_or(|limit| held <= limit);
+    limits.max_turns.is_none_or(|limit| held.turns <= limit)
+        && tokens(limits.max_input_tokens, held.input)
+        && tokens(limits.max_output_tokens, held.output)
+        && tokens(limits.max_total_tokens, held.total())
+        && limits.max_cost_usd.is_none_or(|limit| held.cost <= limit)
+        && limits.max_concurrent.is_none_or(|limit| open_before < limit as usize)
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let tokens = || proptest::option::of((0..300_u64).prop_map(Tokens));
+    let turns = proptest::option::of(0..10_u64);
+    let concurrent = proptest::option::of(1..5_u32);
+    let cost = proptest::option::of((0..2000_u64).prop_map(Nanodollars));
+    (turns, tokens(), tokens(), tokens(), cost, concurrent).prop_map(
+        |(
+            max_turns,
+            max_total_tokens,
+            max_input_tokens,
+            max_output_tokens,
+            max_cost_usd,
+            max_concurrent,
+        )| {
+            Limits {
+                max_cost_usd,
+                max_turns,
+                max_total_tokens,
+                max_input_tokens,
+                max_output_tokens,
+                max_concurrent,
+                ..Limits::default()
+            }
+        },
+    )
+}
+
+fn amounts(most: u64) -> impl Strategy<Value = Amount> {
+    (0..3_u64, 0..most, 0..most, 0..most).prop_map(|(turns, input, output, cost)| Amount {
+        turns,
+        input: Tokens(input),
+        output: Tokens(output),
+        cost: Nanodollars(cost),
+    })
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let output = proptest::option::of((0..100_u64).prop_map(Tokens));
+    let model = prop_oneof!["cheap", "dear", "long"];
+    let asks =
+        (any::<bool>(), 0..60_u64, output, model).prop_map(|(is_turn, input, output, model)| Ask {
+            is_turn,
+            input: Tokens(input),
+            output,
+            choices: 1,
+            price: Some(price(&model)),
+        });
+    prop_oneof![
+        3 => asks.prop_map(Step::Reserve),
+        1 => (any::<usize>(), 0..=100_u8).prop_map(|(which, percent)| Step::Settle(which, percent)),
+        1 => any::<usize>().prop_map(Step::Release),
+        1 => any::<usize>().prop_map(Step::Drop),
+    ]
+}

@@ -1,0 +1,17 @@
+//! Calls as data: bodies, streams, rules, prices and budgets, with no socket.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test support is not production code"
+)]
+
+mod body;
+mod budget;
+mod price;
+mod rule;
+mod stream;
+#[expect(dead_code, reason = "each test binary uses a part of it")]
+#[path = "../support/support.rs"]
+mod support;
+mod token;

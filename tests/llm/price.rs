@@ -1,0 +1,183 @@
+//! What tokens cost: the table, its arithmetic, and a run that counts money.
+
+use std::sync::Arc;
+
+use cogni_gateway::budget::price::{Config, Price, Prices, Unknown};
+use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Tokens, Usage};
+use proptest::prelude::*;
+
+use crate::support::allocations;
+
+/// Figures computed by hand from the providers' price lists.
+#[test]
+fn each_kind_of_token_has_its_price() {
+    let prices = Prices::load(&Config::default()).unwrap();
+    let read = |model, input, output| {
+        let usage = Usage { input: Tokens(input), output: Tokens(output), ..Usage::default() };
+        cost(&prices, model, &usage)
+    };
+    // $5 and $25 a million.
+    assert_eq!(read("claude-opus-4-5", 1_000, 1_000), "0.03");
+    // A provider's prefix changes nothing.
+    assert_eq!(read("anthropic/claude-opus-4-5", 1_000, 1_000), "0.03");
+    // $0.02 a million, and no output.
+    assert_eq!(read("text-embedding-3-small", 8, 0), "0.00000016");
+    // $1.25 and $10 up to 200,000 tokens of input, $2.50 and $15 beyond.
+    assert_eq!(read("gemini-2.5-pro", 200_000, 1_000), "0.26");
+    assert_eq!(read("gemini-2.5-pro", 200_001, 1_000), "0.5150025");
+
+    // 11 fresh, 5 read from the cache, 3 written: one for five minutes, two for an hour; 7 out.
+    let cached = Usage {
+        input: Tokens(19),
+        output: Tokens(7),
+        cache_read: Tokens(5),
+        cache_write: Tokens(3),
+        cache_write_1h: Tokens(2),
+        ..Usage::default()
+    };
+    // 11×5000 + 5×500 + 1×6250 + 2×10000 + 7×25000 nanodollars.
+    assert_eq!(cost(&prices, "claude-opus-4-5", &cached), "0.00025875");
+}
+
+/// G9: what nobody prices is a policy.
+#[test]
+fn an_unknown_price_is_a_policy() {
+    let of = |unknown: &str, counts_cost| {
+        let config: Config = toml::from_str(&format!("unknown = {unknown}")).unwrap();
+        Prices::load(&config).unwrap().price("nobody/knows", counts_cost)
+    };
+    let refused = of("\"reject\"", true).unwrap_err();
+    insta::assert_snapshot!(refused, @"model `nobody/knows` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`");
+    assert_eq!(of("\"reject\"", false), Ok(None));
+    assert_eq!(of("\"tokens_only\"", true), Ok(None));
+    let price = of(r#"{ input = "3", output = 15.5 }"#, true).unwrap().unwrap();
+    assert_eq!(price.most(Tokens(1_000_000), Tokens(1_000_000)).to_string(), "18.5");
+}
+
+/// G9: to look up a price, to reserve and to settle allocates nothing.
+#[test]
+fn a_reservation_allocates_nothing() {
+    let prices = Prices::load(&Config::default()).unwrap();
+    let limits = Limits { max_cost_usd: Some(Nanodollars(u64::MAX)), ..Limits::default() };
+    let ledger = Arc::new(Ledger::new(limits, Past::default()));
+    let call = || {
+        let price = prices.price("anthropic/claude-opus-4-5", true).unwrap();
+        let ask = Ask { is_turn: true, input: Tokens(600), price, ..Ask::default() };
+        let _ = ledger.reserve(&ask).unwrap().settle(&Usage::default());
+    };
+    call();
+    assert_eq!(allocations::count(|| (0..1000).for_each(|_| call())), 0);
+}
+
+#[test]
+fn a_family_has_the_price_of_its_longest_name() {
+    let table = r#"
+        version = "1"
+        [models]
+        "gpt-*" = { input = "1" }
+        "gpt-5-*" = { input = "2" }
+        "gpt-5-mini" = { input = "3" }
+    "#;
+    let prices = Prices::read(table, Unknown::Reject).unwrap();
+    let input = |model| {
+        prices.find(model).map(|price| price.most(Tokens(1_000_000), Tokens::ZERO).to_string())
+    };
+    assert_eq!(input("gpt-4o").as_deref(), Some("1"));
+    assert_eq!(input("openai/gpt-5-pro").as_deref(), Some("2"));
+    assert_eq!(input("gpt-5-mini").as_deref(), Some("3"));
+    assert_eq!(input("o3"), None);
+}
+
+#[test]
+fn a_table_that_is_wrong_says_where() {
+    let error = |models: &str| {
+        let table = format!("version = \"1\"\n[models]\n{models}");
+        Prices::read(&table, Unknown::Reject).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(error("m = { input = \"cheap\" }"), @r#"
+    the price table is not valid: TOML parse error at line 3, column 15
+      |
+    3 | m = { input = "cheap" }
+      |               ^^^^^^^
+    `cheap` is not an amount of dollars, such as "2.50"
+    "#);
+    insta::assert_snapshot!(error("m = { input = \"1\", ouput = \"2\" }"), @r#"
+    the price table is not valid: TOML parse error at line 3, column 20
+      |
+    3 | m = { input = "1", ouput = "2" }
+      |                    ^^^^^
+    unknown field `ouput`, expected one of `input`, `output`, `cache_read`, `cache_write`, `cache_write_1h`, `reasoning`, `audio_input`, `audio_output`, `above_input_tokens`, `long`
+    "#);
+    insta::assert_snapshot!(error("m = { input = \"1\", long = { input = \"2\" } }"), @r#"
+    the price table is not valid: TOML parse error at line 3, column 5
+      |
+    3 | m = { input = "1", long = { input = "2" } }
+      |     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+    `long` has to say `above_input_tokens`, and cannot hold another `long`
+    "#);
+    insta::assert_snapshot!(error("m = { input = -1.5 }"), @r#"
+    the price table is not valid: TOML parse error at line 3, column 15
+      |
+    3 | m = { input = -1.5 }
+      |               ^^^^
+    `-1.5` is not an amount of dollars, such as "2.50"
+    "#);
+}
+
+proptest! {
+    /// G9: a reservation at the highest price holds whatever part turns out to be cached or
+    /// reasoning, and the output that money pays for is the most it pays for.
+    #[test]
+    fn nothing_costs_more_than_was_reserved(
+        price in prices(),
+        input in 0..2_000_000_u64,
+        output in 0..1_000_000_u64,
+        parts in [0..=100_u64, 0..=100_u64, 0..=100_u64, 0..=100_u64],
+        money in 0..10_000_000_000_u64,
+    ) {
+        let part = |whole: u64, percent: u64| whole * percent / 100;
+        let cache_read = part(input, parts[0]);
+        let cache_write = part(input - cache_read, parts[1]);
+        let usage = Usage {
+            input: Tokens(input),
+            output: Tokens(output),
+            cache_read: Tokens(cache_read),
+            cache_write: Tokens(cache_write),
+            cache_write_1h: Tokens(part(cache_write, parts[2])),
+            reasoning: Tokens(part(output, parts[3])),
+            ..Usage::default()
+        };
+        prop_assert!(price.cost(&usage) <= price.most(Tokens(input), Tokens(output)));
+
+        let (money, input) = (Nanodollars(money), Tokens(input));
+        let affordable = price.affordable(money, input);
+        if price.most(input, Tokens::ZERO) <= money && affordable.0 < u64::MAX {
+            prop_assert!(price.most(input, affordable) <= money);
+            prop_assert!(price.most(input, Tokens(affordable.0 + 1)) >= money);
+        }
+    }
+}
+
+fn prices() -> impl Strategy<Value = Arc<Price>> {
+    let dollars =
+        || (0..100_000_000_u64).prop_map(|nanodollars| Nanodollars(nanodollars).to_string());
+    let maybe = move || proptest::option::of(dollars());
+    (dollars(), dollars(), maybe(), maybe(), maybe(), maybe(), 0..1_000_000_u64).prop_map(
+        |(input, output, read, write, hour, reasoning, threshold)| {
+            let parts = [("cache_read", read), ("cache_write", write), ("cache_write_1h", hour), ("reasoning", reasoning)];
+            let parts: String = parts
+                .into_iter()
+                .filter_map(|(name, price)| Some(format!(", {name} = \"{}\"", price?)))
+                .collect();
+            let base = format!("input = \"{input}\", output = \"{output}\"{parts}");
+            let table = format!(
+                "version = \"1\"\n[models]\nm = {{ {base}, long = {{ above_input_tokens = {threshold}, {base} }} }}"
+            );
+            Prices::read(&table, Unknown::Reject).unwrap().find("m").unwrap()
+        },
+    )
+}
+
+fn cost(prices: &Prices, model: &str, usage: &Usage) -> String {
+    prices.find(model).unwrap().cost(usage).to_string()
+}

@@ -1,0 +1,233 @@
+//! What a stream says, by the book and without regard to speed: the WHATWG text line by line, JSON
+//! as a tree, the whole response at once.
+
+use cogni_gateway::budget::{Source, Tokens, Usage};
+use cogni_gateway::protocol::{Protocol, Route};
+use cogni_gateway::stream::Finish;
+use serde_json::Value;
+
+#[derive(Debug)]
+pub(super) struct Expected {
+    pub(super) so_far: Option<Usage>,
+    pub(super) finish: Finish,
+    pub(super) passed: Vec<u8>,
+}
+
+/// A line with its end, and without.
+struct Line<'a> {
+    whole: &'a [u8],
+    text: &'a [u8],
+}
+
+pub(super) fn read(route: Route, hides: bool, stream: &[u8]) -> Expected {
+    let mark = if stream.starts_with(b"\xEF\xBB\xBF") { 3 } else { 0 };
+    let mut model = Model::new(route);
+    let mut passed = stream[..mark].to_vec();
+    let mut lines = lines(&stream[mark..]).into_iter().peekable();
+    while let Some(first) = lines.next() {
+        // A comment or an empty line between events.
+        if first.text.is_empty() || first.text.starts_with(b":") {
+            passed.extend(first.whole);
+            continue;
+        }
+        let mut event = vec![first];
+        for line in lines.by_ref() {
+            let is_last = line.text.is_empty();
+            event.push(line);
+            if is_last {
+                break;
+            }
+        }
+        let is_usage_chunk = dispatch(&event).is_some_and(|(name, data)| model.hear(&name, &data));
+        if !(hides && is_usage_chunk && begins_without_choices(&event)) {
+            passed.extend(event.iter().flat_map(|line| line.whole));
+        }
+    }
+    Expected { so_far: model.usage(), finish: model.finish, passed }
+}
+
+pub(super) fn read_body(route: Route, body: &[u8]) -> Expected {
+    let mut model = Model::new(route);
+    model.finish = Finish::Terminated;
+    let document: Value = serde_json::from_slice(body).unwrap();
+    model.top_level(&document);
+    if !document.is_object() {
+        model.finish = Finish::Unfinished;
+    }
+    Expected { so_far: model.usage(), finish: model.finish, passed: body.to_vec() }
+}
+
+fn lines(mut text: &[u8]) -> Vec<Line<'_>> {
+    let mut lines = vec![];
+    while !text.is_empty() {
+        let end = text.iter().position(|byte| b"\r\n".contains(byte)).unwrap_or(text.len());
+        let ended = match &text[end..] {
+            [b'\r', b'\n', ..] => end + 2,
+            [_, ..] => end + 1,
+            [] => end,
+        };
+        lines.push(Line { whole: &text[..ended], text: &text[..end] });
+        text = &text[ended..];
+    }
+    lines
+}
+
+/// Whether the first choices in the event, if only in a line that is no field, are none: by those the
+/// filter decides, because what begins otherwise has gone on before the event has ended.
+fn begins_without_choices(event: &[Line<'_>]) -> bool {
+    let bytes: Vec<u8> = event.iter().flat_map(|line| line.whole).copied().collect();
+    let key = b"\"choices\"";
+    let Some(at) = bytes.windows(key.len()).position(|window| window == key) else { return true };
+    let rest = bytes[at + key.len()..].iter().filter(|byte| !byte.is_ascii_whitespace());
+    rest.take(3).eq(b":[]")
+}
+
+/// The event's name and data.
+fn dispatch(event: &[Line<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let mut name = vec![];
+    let mut data = vec![];
+    for line in event {
+        let colon = line.text.iter().position(|byte| *byte == b':');
+        let (field, value) = line.text.split_at(colon.unwrap_or(line.text.len()));
+        let value = value.strip_prefix(b":").unwrap_or(value);
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        match field {
+            b"event" => name = value.to_vec(),
+            b"data" => {
+                data.extend(value);
+                data.push(b'\n');
+            }
+            _ => (),
+        }
+    }
+    data.pop();
+    (!data.is_empty()).then_some((name, data))
+}
+
+struct Model {
+    protocol: Protocol,
+    finish: Finish,
+    input: Option<u64>,
+    output: Option<u64>,
+    cache_read: Option<u64>,
+    cache_write: Option<u64>,
+    cache_write_1h: Option<u64>,
+    reasoning: Option<u64>,
+}
+
+impl Model {
+    fn new(route: Route) -> Self {
+        Self {
+            protocol: route.protocol(),
+            finish: Finish::Unfinished,
+            input: None,
+            output: None,
+            cache_read: None,
+            cache_write: None,
+            cache_write_1h: None,
+            reasoning: None,
+        }
+    }
+
+    /// Whether it is the usage chunk.
+    fn hear(&mut self, name: &[u8], data: &[u8]) -> bool {
+        let json = serde_json::from_slice(data).unwrap_or(Value::Null);
+        if self.protocol == Protocol::Chat {
+            if data == b"[DONE]" {
+                self.end(Finish::Terminated);
+            } else if name == b"error" {
+                self.end(Finish::Errored);
+                return false;
+            }
+            self.top_level(&json);
+            return json["usage"].is_object() && json["choices"] == Value::Array(vec![]);
+        }
+        let mut compact = data.to_vec();
+        compact.retain(|byte| !byte.is_ascii_whitespace());
+        let name = match name {
+            // Of a cut error this much is enough.
+            b"" | b"message" if compact.starts_with(br#"{"type":"error""#) => "error",
+            b"" | b"message" => json["type"].as_str().unwrap_or_default(),
+            name => str::from_utf8(name).unwrap_or("unknown"),
+        };
+        match name {
+            "error" => self.end(Finish::Errored),
+            "message_start" | "message_delta" | "" => self.payload(&json),
+            "message_stop" | "response.completed" | "response.incomplete" | "response.failed" => {
+                if json.is_object() {
+                    self.end(Finish::Terminated);
+                }
+                self.payload(&json);
+            }
+            _ => (),
+        }
+        false
+    }
+
+    fn payload(&mut self, json: &Value) {
+        if json["message"]["usage"].is_object() {
+            self.count(&json["message"]["usage"]);
+            self.output = None;
+        }
+        if json["response"]["usage"].is_null() {
+            self.top_level(json);
+        } else {
+            self.top_level(&serde_json::json!({ "error": json["error"] }));
+            self.count(&json["response"]["usage"]);
+        }
+    }
+
+    fn top_level(&mut self, json: &Value) {
+        if !json["error"].is_null() {
+            self.end(Finish::Errored);
+        }
+        self.count(&json["usage"]);
+    }
+
+    fn count(&mut self, usage: &Value) {
+        let set = |count: &mut Option<u64>, value: &Value| *count = value.as_u64().or(*count);
+        let (input, output) = match self.protocol {
+            Protocol::Chat => ("prompt_tokens", "completion_tokens"),
+            Protocol::Responses | Protocol::Messages => ("input_tokens", "output_tokens"),
+        };
+        let details = |of: &str| &usage[format!("{of}_details")];
+        set(&mut self.input, &usage[input]);
+        set(&mut self.output, &usage[output]);
+        set(&mut self.cache_read, &details(input)["cached_tokens"]);
+        set(&mut self.cache_read, &usage["cache_read_input_tokens"]);
+        set(&mut self.cache_write, &usage["cache_creation_input_tokens"]);
+        let hour = &usage["cache_creation"]["ephemeral_1h_input_tokens"];
+        set(&mut self.cache_write_1h, hour);
+        set(&mut self.reasoning, &details(output)["reasoning_tokens"]);
+    }
+
+    fn end(&mut self, finish: Finish) {
+        if self.finish != Finish::Errored {
+            self.finish = finish;
+        }
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        if self.input.is_none() && self.output.is_none() {
+            return None;
+        }
+        let (read, write) = (self.cache_read.unwrap_or(0), self.cache_write.unwrap_or(0));
+        let mut input = self.input.unwrap_or(0);
+        if self.protocol == Protocol::Messages {
+            input = input.saturating_add(read).saturating_add(write);
+        }
+        let output = self.output.unwrap_or(0);
+        let read = read.min(input);
+        let write = write.min(input - read);
+        Some(Usage {
+            input: Tokens(input),
+            output: Tokens(output),
+            cache_read: Tokens(read),
+            cache_write: Tokens(write),
+            cache_write_1h: Tokens(self.cache_write_1h.unwrap_or(0).min(write)),
+            reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
+            source: Source::Provider,
+            ..Usage::default()
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! What is not kept for ever, and what is.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::delivery::outbox::Progress;
+use cogni_gateway::delivery::sweep::{Swept, sweep};
+use cogni_gateway::relay::Lease;
+
+use super::kill::{begin, state};
+use super::way::{deliver, relay, work};
+use crate::support::forge::Running;
+use crate::support::repository::git;
+
+/// L4, L5: what is delivered, and what nobody comes back to, goes; work that is not delivered stays with all it needs.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_needed_for_nothing_is_removed() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "done", "run-1").await;
+    let artifacts = order.artifacts.clone();
+    assert_eq!(deliver(&relay, order, &begun).await.step, "done");
+    drop(begun);
+    assert!(!artifacts.exists());
+    // As of a process that was killed after the row was written, and before the directory was removed.
+    fs::create_dir(&artifacts).and_then(|()| fs::write(artifacts.join("bundle"), "")).unwrap();
+    let removed = sweep(&state(&forge), relay.outbox(), Duration::from_hours(2)).unwrap();
+    assert_eq!((removed, artifacts.exists()), (Swept { works: 1, ..Swept::default() }, false));
+    let held = begin(&forge, "held").await;
+    let outbox = relay.outbox();
+    let row = outbox.get(&held).unwrap();
+    let row = outbox
+        .advance(&row, Progress::Held { code: "policy", why: "it is ours".to_owned() })
+        .unwrap();
+    let state = state(&forge);
+    let kept = state.join("work/kept/workspace");
+    fs::create_dir_all(&kept).unwrap();
+    let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
+    let names = |path: &Path| {
+        let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.collect::<Vec<_>>()
+    };
+    assert_eq!(names(&branches.join("done")), ["lease"], "nothing stays in quarantine");
+    let left = branches.join("done/objects");
+    fs::create_dir(&left).unwrap();
+
+    let age = Duration::from_hours(2);
+    let removed = sweep(&state, outbox, age).unwrap();
+    assert_eq!(removed, Swept::default(), "all is young");
+    assert!(!left.exists(), "what a killed run left in quarantine goes at once");
+    let mirror = fs::read_dir(state.join("mirrors")).unwrap().map(|entry| entry.unwrap().path());
+    let mirror = mirror.into_iter().find(|path| path.is_dir()).unwrap();
+    for path in [&state.join("work/kept"), &row.order.artifacts, &mirror.join("relay-made")] {
+        grow_old(path);
+    }
+    let removed = sweep(&state, outbox, age).unwrap();
+    assert_eq!(removed, Swept { works: 1, ..Swept::default() }, "the held work needs its mirror");
+    assert!(row.order.artifacts.join("bundle").exists() && !kept.exists() && mirror.exists());
+
+    outbox.revive(&row).unwrap();
+    assert_eq!(relay.resume(&held).await.unwrap().unwrap().step, "done");
+    // A run that is at a branch has come to the mirror, so it is not old.
+    let lease = Lease::take(&branches, &"busy".to_owned().try_into().unwrap()).unwrap();
+    assert_eq!(sweep(&state, outbox, age).unwrap(), Swept::default());
+    drop(lease);
+    grow_old(&mirror.join("relay-made"));
+    let removed = sweep(&state, outbox, age).unwrap();
+    assert_eq!(removed, Swept { mirrors: 1, ..Swept::default() });
+    let (_, begun) = work(&forge, &relay, "done", "run-2").await;
+    assert!(begun.state.exists, "the mirror is made anew");
+    assert_eq!(outbox.list(false).unwrap().len(), 2);
+    let tomorrow = SystemTime::now() + Duration::from_hours(24);
+    assert_eq!((outbox.forget(tomorrow).unwrap(), outbox.list(false).unwrap().len()), (2, 0));
+}
+
+/// L4: where a power cut or a person has taken a lease's file, that holds nothing up, and what is old there goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_lease_file_ends_no_sweep() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    for key in ["old", "young", "other"] {
+        drop(work(&forge, &relay, key, key).await);
+    }
+    let state = state(&forge);
+    let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
+    let mirror = state.join("mirrors").join(branches.file_name().unwrap()).with_extension("git");
+    for key in ["old", "young"] {
+        fs::remove_file(branches.join(key).join("lease")).unwrap();
+    }
+    fs::create_dir(branches.join("young/objects")).unwrap();
+    grow_old(&branches.join("old"));
+    sweep(&state, relay.outbox(), Duration::from_hours(2)).unwrap();
+    let refs = git(&mirror, &["for-each-ref", "--format=%(refname)"]);
+    let is_there = |key: &str| refs.contains(&format!("/{key}/"));
+    assert_eq!(["old", "young", "other"].map(is_there), [false, true, true], "{refs}");
+    assert!(!branches.join("young/objects").exists(), "what was left there stays");
+}
+
+fn grow_old(path: &Path) {
+    let then = SystemTime::now() - Duration::from_hours(3);
+    File::open(path).unwrap().set_modified(then).unwrap();
+}

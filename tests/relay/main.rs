@@ -1,0 +1,15 @@
+//! Commits to branch to pull request: real git, and a forge of our own.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test support is not production code"
+)]
+
+mod delivery;
+mod forge;
+mod github;
+mod relay;
+#[expect(dead_code, reason = "each test binary uses a part of it")]
+#[path = "../support/support.rs"]
+mod support;

@@ -1,0 +1,181 @@
+//! Commits in which one reader sees another tree or other parents than git, and packs that bring more than git lists.
+
+use std::fs;
+
+use cogni_gateway::relay::Error;
+use cogni_gateway::relay::quarantine::Refusal;
+
+use super::{Attack, Case, Claim};
+use crate::support::repository::Repository;
+
+pub(super) const ATTACKS: &[Attack] = &[
+    ("second tree, lying bitmap", |case| {
+        let evil = evil_tree(case);
+        let below = forged(case, &[], &format!("\ntree {evil}"));
+        let tip = commit(case, &honest_tree(case), &[&below], "");
+        vouched_by_bitmap(case, &tip, &[&below, &orphan(case, &evil)]);
+        extracted(case, &tip)
+    }),
+    ("second parent, lying bitmap", |case| {
+        let orphan = orphan(case, &evil_tree(case));
+        let tip = forged(case, &[], &format!("\nparent {orphan}"));
+        vouched_by_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
+        extracted(case, &tip)
+    }),
+    ("second tree, from a subdirectory", |case| {
+        let evil = evil_tree(case);
+        let blob = case.agent().object("blob", "x\n");
+        let x = case.agent().tree(&[("40000", b"x", &evil), ("100644", b"y", &blob)]);
+        let testdata = case.agent().tree(&[("40000", b"testdata", &x)]);
+        let first = commit(case, &testdata, &[], "");
+        let second = forged(case, &[&first], &format!("\ntree {evil}"));
+        let tip = commit(case, &honest_tree(case), &[&second], "");
+        extracted(case, &tip)
+    }),
+    ("second author", |case| {
+        let tip = forged(case, &[], "\nauthor B <b@example.com> 1767323045 +0000");
+        extracted(case, &tip)
+    }),
+    ("second encoding", |case| {
+        let tip = forged(case, &[], "\nencoding UTF-8\nencoding UTF-7");
+        extracted(case, &tip)
+    }),
+    ("one parent twice", |case| {
+        let start = case.run.state.start.to_string();
+        let tip = commit(case, &honest_tree(case), &[&start, &start], "");
+        extracted(case, &tip)
+    }),
+    ("headers of a merged tag", |case| {
+        let tag = "\nmergetag object 1111111111111111111111111111111111111111\n type commit\n tree x\n tag t\n \n parent y";
+        let tip = forged(case, &[], tag);
+        extracted(case, &tip)
+    }),
+    ("message in UTF-7", |case| {
+        let start = case.run.state.start.to_string();
+        let head = format!(
+            "tree {}\nparent {start}\nauthor A <a@example.com> 1767323045 -0000\n",
+            honest_tree(case)
+        );
+        let rest = "committer A <a@example.com> 1767323045 -0000\nencoding UTF-7\n\nOdd\n\n+AFM-andbox-Run: another\n";
+        extracted(case, &case.agent().object("commit", head + rest))
+    }),
+    ("pack with more in it", |case| {
+        let orphan = orphan(case, &evil_tree(case));
+        let tip = commit(case, &honest_tree(case), &[], "");
+        packed(case, &tip, &[&orphan])
+    }),
+    ("pack with a tag in it", |case| {
+        let tip = commit(case, &honest_tree(case), &[], "");
+        let tag = format!(
+            "object {tip}\ntype commit\ntag t\ntagger A <a@example.com> 1767323045 +0000\n\nx\n"
+        );
+        let tag = case.agent().object("tag", tag);
+        packed(case, &tip, &[&tag])
+    }),
+    ("honest work, lying bitmap", |case| {
+        let orphan = orphan(case, &evil_tree(case));
+        let tip = commit(case, &honest_tree(case), &[], "");
+        vouched_by_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
+        extracted(case, &tip)
+    }),
+    ("mode of more than 16 bits", |case| {
+        let blob = case.agent().object("blob", "x\n");
+        let tree = case.agent().tree(&[("300644", b"a", &blob)]);
+        extracted(case, &commit(case, &tree, &[], ""))
+    }),
+    ("empty directory", |case| {
+        let empty = case.agent().object("tree", "");
+        let tree = case.agent().tree(&[("40000", b"ghp_a1B2c3D4e5F6", &empty)]);
+        extracted(case, &commit(case, &tree, &[], ""))
+    }),
+];
+
+/// L4: a commit that another run has brought to the mirror is no parent, where git does not see that it is one.
+#[test]
+fn a_parent_that_was_not_given_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let case = Case::new(&Repository::seeded(&directory.path().join("seed.git")));
+    let other = case.place.begin("other", "other");
+    other.workspace.write("other.txt", "of another run\n");
+    other.workspace.commit("Another run's");
+    case.place.deliver(&other).unwrap();
+    drop(other);
+    case.place.begin("other", "again");
+    let foreign = case.place.tip("sandbox/other");
+    let announced = extracted(&case, &forged(&case, &[], &format!("\nparent {foreign}")));
+    let error = case.place.judge(&case.run, announced.unwrap().unwrap()).unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::Commit(..))), "{error}");
+}
+
+/// What no policy lets through.
+fn evil_tree(case: &Case) -> String {
+    let key = case.agent().object("blob", "-----BEGIN RSA PRIVATE KEY-----\n");
+    let workflow = case.agent().object("blob", "on: push\n");
+    let workflows = case.agent().tree(&[("100644", b"pwn.yml", &workflow)]);
+    let github = case.agent().tree(&[("40000", b"workflows", &workflows)]);
+    case.agent().tree(&[("40000", b".github", &github), ("100644", b"credentials", &key)])
+}
+
+fn honest_tree(case: &Case) -> String {
+    let blob = case.agent().object("blob", "honest\n");
+    case.agent().tree(&[("100644", b"honest.txt", &blob)])
+}
+
+/// A commit with a history of its own.
+fn orphan(case: &Case, tree: &str) -> String {
+    case.agent().object("commit", format!("tree {tree}\n{WHO}\n\nI approve of this\n"))
+}
+
+/// A commit of an honest tree with more headers than git reads.
+fn forged(case: &Case, parents: &[&str], more: &str) -> String {
+    commit(case, &honest_tree(case), parents, more)
+}
+
+/// A commit on top of where the run began, or of these parents, with more behind its committer.
+fn commit(case: &Case, tree: &str, parents: &[&str], more: &str) -> String {
+    let start = case.run.state.start.to_string();
+    let parents = if parents.is_empty() { &[start.as_str()] } else { parents };
+    let parents: Vec<_> = parents.iter().map(|parent| format!("parent {parent}\n")).collect();
+    let parents = parents.concat();
+    case.agent().object("commit", format!("tree {tree}\n{parents}{WHO}{more}\n\nWork\n"))
+}
+
+/// A pack whose bitmap says that the commit has these parents, made by git itself, which was told so while it wrote it.
+fn vouched_by_bitmap(case: &Case, tip: &str, parents: &[&str]) {
+    case.agent().git(["update-ref", "refs/heads/sandbox/case", tip]);
+    let grafts = case.agent().path.join(".git/info/grafts");
+    fs::create_dir_all(grafts.parent().unwrap()).unwrap();
+    fs::write(&grafts, format!("{tip} {}\n", parents.join(" "))).unwrap();
+    case.agent().git(["repack", "-adbq"]);
+    fs::remove_file(grafts).unwrap();
+    let mut packs = fs::read_dir(case.agent().path.join(".git/objects/pack")).unwrap();
+    assert!(packs.any(|file| file.unwrap().path().extension().is_some_and(|it| it == "bitmap")));
+}
+
+fn extracted(case: &Case, tip: &str) -> Claim {
+    fs::write(case.agent().path.join(".git/refs/heads/sandbox/case"), format!("{tip}\n")).unwrap();
+    case.extract()
+}
+
+/// A bundle with more objects than there are below the tip.
+fn packed(case: &Case, tip: &str, more: &[&str]) -> Claim {
+    let announced = extracted(case, tip);
+    let start = case.run.state.start.to_string();
+    let list =
+        case.agent().git(["rev-list", "--objects", "--no-object-names", tip, &format!("^{start}")]);
+    let all = more.iter().map(|name| format!("{name}\n")).collect::<Vec<_>>().concat();
+    let more = case.agent().git_with(
+        ["rev-list", "--objects", "--no-object-names", "--stdin", &format!("^{start}")],
+        all.as_bytes(),
+    );
+    let names = format!("{list}\n{more}\n{all}");
+    let words = ["pack-objects", "--stdout", "-q"];
+    let pack = case.agent().try_git(words, names.as_bytes());
+    assert!(pack.status.success(), "{pack:?}");
+    let head = format!("# v2 git bundle\n-{start}\n{tip} refs/heads/sandbox/case\n\n");
+    fs::write(case.run.artifacts.bundle(), [head.into_bytes(), pack.stdout].concat()).unwrap();
+    announced
+}
+
+const WHO: &str =
+    "author A <a@example.com> 1767323045 +0000\ncommitter A <a@example.com> 1767323045 +0000";

@@ -1,0 +1,77 @@
+//! Commits that say of themselves what is not so: whose they are, of which run, and when they were made.
+
+use super::{Attack, Case, Claim};
+
+pub(super) const ATTACKS: &[Attack] = &[
+    ("committer of the relay's name", |case| {
+        commit(case, AUTHOR, "Relay <relay@example.com>", NOW)
+    }),
+    ("author of the relay's name", |case| commit(case, "RELAY <x@example.com>", AUTHOR, NOW)),
+    ("author of the relay's address", |case| {
+        commit(case, "A <Re\u{ad}lay@Example.com>", AUTHOR, NOW)
+    }),
+    ("author with control characters", |case| {
+        commit(case, "A\r\u{1b}[2KRelay <a@example.com>", AUTHOR, NOW)
+    }),
+    ("committer that is a token", |case| {
+        let token = format!("ghp_{} <a@example.com>", "a1B2c3D4e5F6".repeat(3));
+        commit(case, AUTHOR, &token, NOW)
+    }),
+    ("header that is a token", |case| {
+        let token = format!("{NOW}\nx-key ghp_{}", "a1B2c3D4e5F6".repeat(3));
+        commit(case, AUTHOR, AUTHOR, &token)
+    }),
+    ("merge by the relay's committer", |case| {
+        case.agent().git(["checkout", "-q", "-b", "side"]);
+        case.agent().write("side.txt", "side\n");
+        case.agent().commit("Side");
+        case.agent().git(["checkout", "-q", "sandbox/case"]);
+        let tree = case.agent().git(["rev-parse", "side^{tree}"]);
+        let (own, side) = (case.run.state.start, case.agent().git(["rev-parse", "side"]));
+        let who =
+            format!("author A <a@example.com> {NOW}\ncommitter Relay <relay@example.com> {NOW}");
+        let content = format!("tree {tree}\nparent {own}\nparent {side}\n{who}\n\nSide\n");
+        move_to(case, content)
+    }),
+    ("trailer after a bare CR", |case| {
+        message(case, "Odd\n\nAll is well.\rSandbox-Run: another\n")
+    }),
+    ("trailer with a hidden letter", |case| message(case, "Odd\n\nSandbox\u{ad}-Run: another\n")),
+    ("trailer with another hyphen", |case| message(case, "Odd\n\nSandbox\u{2011}Agent: another\n")),
+    ("trailer with a long s", |case| message(case, "Odd\n\n\u{17f}andbox-run : another\n")),
+    ("time of 2100", |case| commit(case, AUTHOR, AUTHOR, "4102444800 +0000")),
+    ("time of 1970", |case| commit(case, AUTHOR, AUTHOR, "1 +0000")),
+    ("zone of no place", |case| commit(case, AUTHOR, AUTHOR, "1767323045 +9959")),
+];
+
+/// A commit by whom and when it is said.
+fn commit(case: &Case, author: &str, committer: &str, date: &str) -> Claim {
+    let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
+    let start = case.run.state.start;
+    // What follows a date is a header of its own.
+    let (date, more) = date
+        .split_once('\n')
+        .map_or((date, String::new()), |(date, more)| (date, format!("\n{more}")));
+    let content = format!(
+        "tree {tree}\nparent {start}\nauthor {author} {date}\ncommitter {committer} {date}{more}\n\nOdd\n"
+    );
+    move_to(case, content)
+}
+
+/// The branch is at this commit.
+fn move_to(case: &Case, content: String) -> Claim {
+    let commit = case.agent().object("commit", content);
+    let path = case.agent().path.join(".git/refs/heads/sandbox/case");
+    std::fs::write(path, format!("{commit}\n")).unwrap();
+    case.extract()
+}
+
+fn message(case: &Case, message: &str) -> Claim {
+    case.agent().write("honest.txt", "work\n");
+    case.agent().git(["add", "-A"]);
+    case.agent().git_with(["commit", "-q", "--cleanup=verbatim", "-F", "-"], message.as_bytes());
+    case.extract()
+}
+
+const AUTHOR: &str = "An Agent <agent@example.com>";
+const NOW: &str = "1767323045 +0000";

@@ -1,0 +1,157 @@
+//! L4, L6: the one way in which git is run.
+
+use std::fs::{self, File};
+use std::thread;
+use std::time::Duration;
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::git::{Error, Input, Limits};
+use cogni_gateway::relay::Git;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::support::process::{patience, pause_for};
+use crate::support::repository::Repository;
+
+fn git() -> (TempDir, Git) {
+    let directory = tempfile::tempdir().unwrap();
+    let git = Git::find(&directory.path().join("home")).unwrap();
+    (directory, git)
+}
+
+/// L4: a git that does not end is ended, and one that says too much as well.
+#[test]
+fn a_git_without_end_is_ended() {
+    let (_directory, git) = git();
+    // Nobody ever writes into this pipe, and nobody closes it while git reads.
+    let (read, _write) = std::io::pipe().unwrap();
+    let reads = || Input::File(File::from(std::os::fd::OwnedFd::from(read.try_clone().unwrap())));
+    let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
+    let late = git.call("hash-object").word("--stdin").input(reads()).limits(limits).done();
+    insta::assert_snapshot!(late.unwrap_err(), @"`git hash-object` has taken longer than 300ms");
+    let limits = Limits { output_bytes: 10, ..Limits::default() };
+    let loud = git.call("help").word("-a").limits(limits).done();
+    insta::assert_snapshot!(loud.unwrap_err(), @"`git help` has said more than 10 bytes");
+}
+
+/// L4, L7: a git that somebody has ended says nothing about what it was asked; one that has reached a limit does.
+#[test]
+fn how_git_was_ended_tells_whose_doing_it_is() {
+    let (_directory, git) = git();
+    let (read, _write) = std::io::pipe().unwrap();
+    let input = Input::File(File::from(std::os::fd::OwnedFd::from(read)));
+    let ended = thread::scope(|scope| {
+        let call = git.call("hash-object").word("--stdin").input(input);
+        let asked = scope.spawn(|| call.done().unwrap_err());
+        patience(|| child("hash-object").is_some(), || "git has not begun".to_owned());
+        kill_process(child("hash-object").unwrap(), Signal::KILL).unwrap();
+        asked.join().unwrap()
+    });
+    insta::assert_snapshot!(ended, @"`git hash-object` has failed (signal: 9 (SIGKILL))");
+    assert!(ended.is_passing() && !ended.is_costly());
+
+    let limits = Limits { file_bytes: 1 << 10, ..Limits::default() };
+    let directory = tempfile::tempdir().unwrap();
+    let bare = Repository::seeded(&directory.path().join("bare.git"));
+    let call = git.call("hash-object").repository(&bare.path).words(["-w", "--stdin"]);
+    let noise: Vec<u8> =
+        (0..200_000_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
+    let spent = call.limits(limits).input(Input::Bytes(noise)).done().unwrap_err();
+    insta::assert_snapshot!(spent, @"`git hash-object` has failed (signal: 25 (SIGXFSZ))");
+    assert!(spent.is_costly() && !spent.is_passing());
+}
+
+/// The one process of ours that has this among its words.
+fn child(word: &str) -> Option<Pid> {
+    let own = format!("PPid:\t{}\n", std::process::id());
+    fs::read_dir("/proc").unwrap().map(Result::unwrap).find_map(|entry| {
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let words = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+        let is_it = status.contains(&own) && words.split('\0').any(|one| one == word);
+        Pid::from_raw(entry.file_name().to_str()?.parse().ok().filter(|_| is_it)?)
+    })
+}
+
+/// L4: limits hold from the first instruction on, also where this machine is too busy to set them in time.
+#[test]
+fn no_git_is_ever_without_limits() {
+    let (_directory, git) = git();
+    let limits = Limits { memory_bytes: 1 << 29, file_bytes: 1 << 29, ..Limits::default() };
+    let ask = || {
+        let call = git.call("limits").setting("alias.limits=!ulimit -v; ulimit -f; ulimit -c");
+        call.limits(limits).text().unwrap()
+    };
+    thread::scope(|scope| {
+        let askers: Vec<_> =
+            (0..24).map(|_| scope.spawn(|| [ask(), ask(), ask(), ask()])).collect();
+        for said in askers.into_iter().flat_map(|asker| asker.join().unwrap()) {
+            let [memory, file, core] = said.lines().collect::<Vec<_>>()[..] else {
+                panic!("{said}")
+            };
+            assert_eq!((memory, core), ("524288", "0"));
+            // Blocks of 512 bytes, or of 1,024, from one shell to another.
+            assert!(["1048576", "524288"].contains(&file), "{file}");
+        }
+    });
+}
+
+/// L4: what is made of an answer here is not git's time; and a time that no clock can count is none.
+#[test]
+fn only_gits_own_time_counts() {
+    let (_directory, git) = git();
+    let limits = Limits { time: Duration::from_secs(4), ..Limits::default() };
+    let mut pieces = 0;
+    let slow = git.call("help").word("-a").limits(limits).pieces(|_| {
+        pieces += 1;
+        if pieces == 1 {
+            pause_for(Duration::from_secs(5));
+        }
+    });
+    slow.unwrap();
+    let limits = Limits { time: Duration::MAX, ..Limits::default() };
+    assert!(git.call("version").limits(limits).text().is_ok());
+}
+
+/// L4: git is fed more than a pipe holds while it answers more than a pipe holds.
+#[test]
+fn a_long_question_has_a_long_answer() {
+    let (directory, git) = git();
+    let repository = Repository::with_files(&directory.path().join("repository"));
+    let name = repository.object("blob", "x");
+    let call = git.call("cat-file").repository(&repository.path.join(".git"));
+    let question = format!("{name}\n").repeat(20_000).into_bytes();
+    let answer = call.word("--batch-check").input(Input::Bytes(question)).text().unwrap();
+    assert_eq!(answer.lines().count(), 20_000);
+    assert!(answer.lines().all(|line| line == format!("{name} blob 1")));
+}
+
+/// L6: what git repeats of a secret is left out, in what it prints and in what it complains of.
+#[test]
+fn a_secret_is_in_nothing_that_comes_back() {
+    let (_directory, git) = git();
+    let secret = Secret::new("Authorization: Basic c2VjcmV0LXNlY3JldA==");
+    let call = git.call("config").words(["get", "http.https://x/.extraHeader"]);
+    let (said, ended) = call.header("https://x/", &secret).told().unwrap();
+    assert!(ended.is_ok());
+    insta::assert_snapshot!(said, @"*** Basic ***");
+    let call = git.call("config").word("--c2VjcmV0LXNlY3JldA==").secret(&secret);
+    let error = call.done().unwrap_err();
+    assert!(matches!(error, Error::Failed { .. }));
+    assert!(!format!("{error} {error:?}").contains("c2VjcmV0"), "{error}");
+}
+
+/// L4: git on this machine listens to nobody: not to its user, not to the system, not to the environment.
+#[test]
+fn the_relays_git_is_configured_by_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let home = directory.path().join("home");
+    let git = Git::find(&home).unwrap();
+    fs::write(home.join(".gitconfig"), "[user]\n\tname = Evil\n").unwrap();
+    let said = git.call("config").words(["list", "--show-origin"]).text().unwrap();
+    let others: Vec<_> = said.lines().filter(|line| !line.starts_with("command line:")).collect();
+    assert_eq!(others, Vec::<&str>::new());
+    // Nor does it look for a repository around it.
+    Repository::with_files(&home);
+    let found = git.call("rev-parse").word("--git-dir").text();
+    assert!(found.is_err(), "{found:?}");
+}

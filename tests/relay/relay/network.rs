@@ -1,0 +1,162 @@
+//! L6: how git and the API's client get to a forge behind a company's authority and a company's proxy.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::forge::github::{self, Api, Config, Patience};
+use cogni_gateway::git::{Network, Proxy};
+use cogni_gateway::relay::{BranchKey, Error, Git, Mirror, Repository};
+
+use super::place::Place;
+use crate::support::authority::Authority;
+use crate::support::git_server::GitServer;
+use crate::support::process::NOBODY;
+use crate::support::repository;
+use crate::support::tunnel::Tunnel;
+
+const TOKEN: &str = "ghs_abcdefghijklmnopqrstuvwxyz0123456789";
+
+/// L6: git trusts the authority that it is told of, and no other then.
+#[test]
+fn git_trusts_the_authority_that_it_is_told_of() {
+    let company = Company::new("localhost");
+    let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
+    company.relays(&url, Network { ca_file: Some(company.ca()), ..Network::default() });
+    assert!(
+        company.server.seen().iter().any(|line| line == "POST /o/site.git/git-receive-pack 200")
+    );
+
+    let another = Authority::new();
+    for ca_file in [None, Some(another.file.clone())] {
+        let error = company.ask(&url, Network { ca_file, ..Network::default() }).unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains("certificate"), "{error}");
+    }
+}
+
+/// L6: where a host is reached by a proxy only, fetch and push go by it, and its password is never shown.
+#[test]
+fn git_goes_by_the_proxy_that_it_is_told_of() {
+    let company = Company::new("git.example");
+    let tunnel = Tunnel::guarded(company.server.address);
+    let by = |address: SocketAddr, except: &str| Network {
+        ca_file: Some(company.ca()),
+        proxy: Some(Proxy::parse(&format!("http://me:{PASSWORD}@{address}"), except).unwrap()),
+    };
+    let url = "https://git.example/o/site.git";
+    company.relays(url, by(tunnel.address, "other.example"));
+    let asked = tunnel.asked();
+    let let_in = asked.iter().filter(|one| *one == "CONNECT git.example:443 with a password");
+    assert!(let_in.count() >= 3, "{asked:?}");
+
+    // Not by the proxy, there is no such host.
+    let error = company.ask(url, by(tunnel.address, "git.example")).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert_eq!(tunnel.asked(), asked);
+    let error = company.ask(url, by(NOBODY, "")).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error}");
+}
+
+/// L6: the API is asked by the same way.
+#[tokio::test]
+async fn the_api_is_asked_by_the_same_way() {
+    let company = Company::new("git.example");
+    let tunnel = Tunnel::to(company.server.address);
+    let proxy = |except| Proxy::parse(&tunnel.address.to_string(), except).unwrap();
+    let ask = async |except, ca_file| {
+        let network = Network { ca_file: Some(ca_file), proxy: Some(proxy(except)) };
+        let url = "https://git.example/api/v3".parse().unwrap();
+        let patience = Patience { attempts: 1, ..Patience::default() };
+        let connect_timeout = Duration::from_secs(30);
+        let config = Config { url, network, patience, connect_timeout, ..Config::default() };
+        let repository: Repository = "https://git.example/o/site".parse().unwrap();
+        let api = Api::new(config).unwrap();
+        api.about(&Secret::new("ghs_good"), repository.hosted().unwrap()).await.unwrap_err()
+    };
+    // The server speaks for git only, and wants another token: it has heard us.
+    let heard = Box::pin(ask("", company.ca())).await;
+    assert!(matches!(heard, github::Error::Unauthorized(_)), "{heard}");
+    assert_eq!(tunnel.asked(), ["CONNECT git.example:443"]);
+    let (straight, doubted) = (
+        Box::pin(ask(".example", company.ca())).await,
+        Box::pin(ask("", Authority::new().file.clone())).await,
+    );
+    assert!(matches!(straight, github::Error::Unanswered(_)), "{straight}");
+    assert!(matches!(doubted, github::Error::Unanswered(_)), "{doubted}");
+    assert!(doubted.to_string().contains("`GITHUB_CA_FILE`"), "{doubted}");
+    assert_eq!(tunnel.asked().len(), 2, "the first of them has not gone by the proxy");
+}
+
+/// L6: what cannot be a proxy is refused before anything is done, and not repeated.
+#[test]
+fn what_is_no_proxy_is_refused() {
+    for good in ["proxy.example:3128", "http://proxy.example", "http://u:p@[::1]:8/"] {
+        Proxy::parse(good, "localhost,.example,10.0.0.0/8").unwrap();
+    }
+    for bad in ["", "https://proxy.example", "socks5://proxy.example", "http://", "a b"] {
+        let error = Proxy::parse(bad, "").unwrap_err();
+        assert_eq!(error.to_string(), "the proxy cannot be used; give `http://HOST:PORT`", "{bad}");
+    }
+    assert!(Proxy::parse("proxy.example", "a\nb").is_err());
+}
+
+/// A forge whose certificate only the company's own authority vouches for.
+struct Company {
+    place: Place,
+    authority: Authority,
+    server: GitServer,
+}
+
+impl Company {
+    fn new(host: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let bare = directory.path().join("forge/o/site.git");
+        let remote = repository::Repository::seeded(&bare);
+        let authority = Authority::new();
+        let tls = authority.server(host, &["http/1.1"]);
+        let server = GitServer::start_tls(&directory.path().join("forge"), TOKEN, tls);
+        let url = bare.display().to_string();
+        Self { place: Place::at(directory, remote, &url), authority, server }
+    }
+
+    fn ca(&self) -> std::path::PathBuf {
+        self.authority.file.clone()
+    }
+
+    fn mirror(&self, url: &str, network: Network) -> Mirror {
+        let state = self.place.path("state");
+        let git = Git::find(Path::new(&state.join("home"))).unwrap().over(network);
+        Mirror::open(&git, &state, &url.parse().unwrap()).unwrap()
+    }
+
+    fn ask(&self, url: &str, network: Network) -> Result<(), Error> {
+        let mirror = self.mirror(url, network);
+        let lease = mirror.lease(&BranchKey::parse("ask").unwrap())?;
+        mirror.ensure_branch(&lease, None, Some(&Secret::new(TOKEN))).map(drop)
+    }
+
+    /// A run's work, from that remote and back to it.
+    fn relays(&self, url: &str, network: Network) {
+        let mirror = self.mirror(url, network);
+        let token = Secret::new(TOKEN);
+        let place = Place {
+            mirror,
+            directory: tempfile::tempdir().unwrap(),
+            remote: self.place.remote.clone(),
+            config: self.place.config.clone(),
+        };
+        let lease = place.mirror.lease(&BranchKey::parse("work").unwrap()).unwrap();
+        let state = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap();
+        let run = place.begin_with(lease, state, "one");
+        run.workspace.write("more.txt", "more\n");
+        run.workspace.commit("More");
+        let announced = place.extract(&run).unwrap().unwrap();
+        let pushed = place.judge(&run, announced).unwrap().cleared().unwrap().push(Some(&token));
+        assert_eq!(place.tip("sandbox/work"), pushed.unwrap().tip.to_string());
+    }
+}
+
+const PASSWORD: &str = "hunter2hunter2";

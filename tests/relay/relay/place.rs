@@ -1,0 +1,195 @@
+//! A remote, this machine's relay, and runs whose sandbox is a directory.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::relay::extract::{self, Announced, Commands};
+use cogni_gateway::relay::judge::Config;
+use cogni_gateway::relay::mirror::{Author, Owner};
+use cogni_gateway::relay::quarantine::Provenance;
+use cogni_gateway::relay::{
+    Artifacts, BranchKey, BranchState, Error, Git, Judged, Lease, Mirror, Pushed, Work,
+};
+use tempfile::TempDir;
+
+use crate::support::repository::Repository;
+
+/// Everything but the agent.
+pub(crate) struct Place {
+    pub(crate) directory: TempDir,
+    pub(crate) remote: Repository,
+    pub(crate) mirror: Mirror,
+    pub(crate) config: Config,
+}
+
+/// A run, while the agent is at work or after it.
+pub(crate) struct Run {
+    pub(crate) lease: Lease,
+    pub(crate) state: BranchState,
+    pub(crate) workspace: Repository,
+    pub(crate) artifacts: Artifacts,
+}
+
+impl Place {
+    /// A remote with one commit on `main`, on this disk.
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let remote = Repository::seeded(&directory.path().join("remote.git"));
+        let url = remote.path.display().to_string();
+        Self::at(directory, remote, &url)
+    }
+
+    /// The same, with a copy of a remote.
+    pub(crate) fn copy_of(seed: &Repository) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("remote.git");
+        copy(&seed.path, &path);
+        let url = path.display().to_string();
+        Self::at(directory, Repository::at(&path), &url)
+    }
+
+    /// The same, where the relay reaches the remote by another address.
+    pub(crate) fn at(directory: TempDir, remote: Repository, url: &str) -> Self {
+        let state = directory.path().join("state");
+        let git = Git::find(&state.join("home")).unwrap();
+        let mirror = Mirror::open(&git, &state, &url.parse().unwrap()).unwrap();
+        Self { directory, remote, mirror, config: Config::default() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Begins a run: its branch is looked up, and its workspace filled.
+    pub(crate) fn begin(&self, key: &str, name: &str) -> Run {
+        let lease = self.mirror.lease(&BranchKey::parse(key).unwrap()).unwrap();
+        let state = self.mirror.ensure_branch(&lease, None, None).unwrap();
+        self.begin_with(lease, state, name)
+    }
+
+    pub(crate) fn begin_with(&self, lease: Lease, state: BranchState, name: &str) -> Run {
+        let workspace = self.path(name);
+        let own = self.directory.path().metadata().unwrap();
+        // Whoever runs the tests, who is to commit in there.
+        let (uid, gid) = (own.uid(), own.gid());
+        let author = Author { name: "An Agent".into(), email: "agent@example.com".into() };
+        self.mirror.feed(&lease, &state, &workspace, (Owner { uid, gid }, &author)).unwrap();
+        let artifacts = Artifacts::create(&self.path(&format!("{name}.artifacts"))).unwrap();
+        Run { lease, state, workspace: Repository::at(&workspace), artifacts }
+    }
+
+    /// The agent is done: what it made is taken out; `None` where it committed nothing.
+    pub(crate) fn extract(&self, run: &Run) -> Result<Option<Announced>, extract::Unclear> {
+        let announced = self.extract_without_patches(run)?;
+        if announced.is_some() {
+            take(&self.commands(run).patches, &run.artifacts, run.artifacts.patches());
+        }
+        Ok(announced)
+    }
+
+    pub(crate) fn extract_without_patches(
+        &self,
+        run: &Run,
+    ) -> Result<Option<Announced>, extract::Unclear> {
+        let commands = self.commands(run);
+        let (facts, exit_code) = execute(&commands.facts);
+        let Some(announced) = Announced::parse(&facts, exit_code)? else { return Ok(None) };
+        let announced = announced.with_head(&execute(&commands.head).0);
+        take(&commands.bundle, &run.artifacts, run.artifacts.bundle());
+        Ok(Some(announced))
+    }
+
+    pub(crate) fn commands(&self, run: &Run) -> Commands {
+        let workspace = run.workspace.path.display().to_string();
+        let own = self.path("own.git").display().to_string();
+        Commands::new(&run.state, &workspace, &own, &self.config.extract)
+    }
+
+    /// From what came out to the verdict.
+    pub(crate) fn judge(&self, run: &Run, announced: Announced) -> Result<Judged, Error> {
+        self.judge_beside(&[], run, announced)
+    }
+
+    /// The same, where this host has some credentials.
+    pub(crate) fn judge_beside(
+        &self,
+        known: &[Secret],
+        run: &Run,
+        announced: Announced,
+    ) -> Result<Judged, Error> {
+        let work = Work {
+            mirror: &self.mirror,
+            lease: &run.lease,
+            state: run.state.clone(),
+            announced,
+            artifacts: &run.artifacts,
+        };
+        work.admit(&self.config.quarantine, &provenance())?.judge(&self.config.policy, known)
+    }
+
+    /// The whole way, for work that is welcome.
+    pub(crate) fn deliver(&self, run: &Run) -> Result<Pushed, Error> {
+        let announced = self.extract(run).unwrap().expect("the agent has committed something");
+        self.judge(run, announced)?.cleared().expect("the work is not held").push(None)
+    }
+
+    /// Where a branch of the remote stands; nothing where it is not there.
+    pub(crate) fn tip(&self, branch: &str) -> String {
+        let path = self.remote.path.join("refs/heads").join(branch);
+        fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
+    }
+}
+
+pub(crate) fn provenance() -> Provenance {
+    Provenance {
+        committer: "Relay <relay@example.com>".to_owned(),
+        run: "run-1".to_owned(),
+        agent: Some("sandbox:agent".to_owned()),
+    }
+}
+
+fn take(command: &extract::Command, artifacts: &Artifacts, path: PathBuf) {
+    let mut spool = artifacts.spool(path, command.output_bytes).unwrap();
+    // What is too long is cut, as if it had never been said.
+    let _ = spool.push(&execute(command).0);
+    spool.finish().unwrap();
+}
+
+/// What a sandbox would be asked to do, as it is: the words, and the words' environment over that of a container. It
+/// is cut where it says more than it may.
+pub(crate) fn execute(command: &extract::Command) -> (Vec<u8>, i64) {
+    let mut child = Command::new(&command.argv[0])
+        .args(&command.argv[1..])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .envs(command.env.iter().map(|(name, value)| (name, value)))
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut output = vec![];
+    let mut stdout = child.stdout.take().unwrap().take(command.output_bytes + 1);
+    stdout.read_to_end(&mut output).unwrap();
+    if output.len() as u64 > command.output_bytes {
+        child.kill().unwrap();
+    }
+    (output, child.wait().unwrap().code().unwrap_or(-1).into())
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! R2: sandboxes of a user who is not root. Not every kernel lets such a user make one; then it is said.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+use std::process::{self, Command, Output};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::sandboxed::containers;
+use crate::support::process::{Process, patience};
+
+/// R2: nothing is weakened in silence.
+#[test]
+fn a_sandbox_without_limits_has_to_be_allowed() {
+    let place = Place::new();
+    let output = place.run(&[], "true");
+    assert_eq!(output.status.code(), Some(2));
+    insta::assert_snapshot!(
+        String::from_utf8(output.stderr).unwrap().trim(),
+        @r"error: no limits on memory, processes and processors can be set here: only root may; allow it to do without them with `--allow-unlimited`"
+    );
+}
+
+/// R3: all else holds: no right, no network, a user that is nobody here.
+#[test]
+fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
+    let place = Place::new();
+    let look = "id -u; id -g; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; ls /sys/class/net; \
+                unshare -r true 2>/dev/null && echo unshared; touch /usr/x /etc/x 2>/dev/null && echo wrote; \
+                touch /tmp/x /workspace/x && echo fine; exit 42";
+    let output = place.run(&["--allow-unlimited"], look);
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if !place.can_make_namespaces() {
+        assert_eq!(result["error_code"], json!("internal"), "{result}");
+        return;
+    }
+    assert_eq!(result["exit_code"], json!(42), "{result}");
+    insta::assert_snapshot!(result["stdout"].as_str().unwrap(), @r"
+    1001
+    1001
+    CapInh:	0000000000000000
+    CapPrm:	0000000000000000
+    CapEff:	0000000000000000
+    CapBnd:	0000000000000000
+    CapAmb:	0000000000000000
+    NoNewPrivs:	1
+    Seccomp:	2
+    lo
+    fine
+    ");
+    assert_eq!(fs::read_dir(place.path().join("r")).unwrap().count(), 0);
+}
+
+/// R6: its own directories let the sandbox in, whose user it is here.
+#[test]
+fn another_user_than_root_gives_what_is_its_own() {
+    let place = Place::new();
+    let task = place.path().join("task");
+    fs::create_dir(&task).unwrap();
+    fs::set_permissions(&task, Permissions::from_mode(0o700)).unwrap();
+    chown(&task, Some(NOBODY), Some(NOBODY)).unwrap();
+    let output = place.run(&["--allow-unlimited", "--workspace", "task:rw"], "touch answer");
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if place.can_make_namespaces() {
+        assert_eq!(result["ok"], json!(true), "{result}");
+        assert!(task.join("answer").exists());
+    }
+}
+
+/// R3: what the sandbox is made by is a copy in memory, and not the program, which its user may own (CVE-2019-5736).
+#[test]
+fn the_program_of_another_user_than_root_is_not_within_reach() {
+    let place = Place::new();
+    if !place.can_make_namespaces() {
+        return;
+    }
+    let run = format!("run-sealed-{}", process::id());
+    let flags = ["--allow-unlimited", "--run-id", &run];
+    let mut command = Process::start(&mut place.prepare(&flags, "sleep 600"), "");
+    let helper = || {
+        let is_helper = |pid: &&str| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with(b"cogni-sandbox\0")
+        };
+        containers(&run).split(' ').find(is_helper).map(str::to_owned)
+    };
+    patience(|| helper().is_some(), || "there is no helper".to_owned());
+    let pid = helper().unwrap();
+    let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+    assert!(program.starts_with("/memfd:cogni-sandbox (deleted)"), "{}", program.display());
+    let changed = File::options().write(true).open(format!("/proc/{pid}/exe"));
+    assert!(changed.and_then(|file| file.set_len(0)).is_err());
+    command.signal("TERM");
+    command.wait();
+}
+
+/// A directory that everyone can enter, with programs that everyone can execute.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
+        for program in
+            [env!("CARGO_BIN_EXE_cogni-gateway"), concat!(env!("OUT_DIR"), "/cogni-init")]
+        {
+            let name = Path::new(program).file_name().unwrap();
+            fs::copy(program, directory.path().join(name)).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn run(&self, flags: &[&str], script: &str) -> Output {
+        self.prepare(flags, script).output().unwrap()
+    }
+
+    fn prepare(&self, flags: &[&str], script: &str) -> Command {
+        let mut command = self.as_nobody(self.path().join("cogni-gateway").to_str().unwrap());
+        command
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", "sk-real")
+            .env("LITELLM_HOST", "127.0.0.1:9")
+            .env("LOG", "off")
+            .env("COGNI_DRIVER", "embedded")
+            .env("COGNI_RUN_DIR", self.path().join("r"))
+            .arg("run")
+            .args(flags)
+            .args(["--", "sh", "-c", script]);
+        command
+    }
+
+    /// What the runtime has to do, tried by another program.
+    fn can_make_namespaces(&self) -> bool {
+        let all =
+            "--user --map-root-user --mount --uts --ipc --net --pid --cgroup --fork --mount-proc";
+        self.as_nobody("unshare").args(all.split(' ')).arg("true").status().unwrap().success()
+    }
+
+    fn as_nobody(&self, program: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
+        command.args([&user, &group, "--clear-groups", program]);
+        command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(self.path());
+        command
+    }
+}
+
+const NOBODY: u32 = 65534;

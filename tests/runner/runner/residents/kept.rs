@@ -1,0 +1,217 @@
+//! R6, R7: what residents keep from run to run is bounded, and ends; nothing of it goes that somebody needs.
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use cogni_gateway::runner::Order;
+use cogni_gateway::runner::Prepared;
+use cogni_gateway::runner::residents::kept::{Fate, Tenant};
+use cogni_gateway::runner::residents::{Key, Terms, Unclaimed};
+use cogni_gateway::sandbox::RunSpec;
+use cogni_gateway::sandbox::spec::{Limits, Workspace};
+
+use super::{Kept, TERMS, key, shelf};
+use crate::runner::sandboxed::sh;
+use crate::support::installation::{Place, places, run};
+use crate::support::process::patience;
+
+/// R7: what nobody has used for so long goes; what is younger, or somebody's, stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_uses_is_forgotten() {
+    let place = Place::embedded();
+    let (shelf, nobody) = (shelf(&place), |_: &_| false);
+    let write = sh("cat state 2>/dev/null; echo mine > state");
+    let kept = Kept::new(&place, TERMS);
+    run(kept.claim(place.order("run-1", &write)).await).await;
+
+    let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
+    let tenant = Tenant {
+        agent: "agent".to_owned(),
+        branch: "branch".to_owned(),
+        grant: None,
+        repository: None,
+        line: None,
+    };
+    assert_eq!(one.tenant, Some(tenant));
+    // Its sandbox is there still.
+    assert_eq!(shelf.judge(one, Duration::ZERO, nobody), Fate::InUse);
+    assert_eq!(shelf.forget(one, Duration::ZERO, nobody), Fate::InUse);
+    kept.stop().await;
+
+    assert_eq!(shelf.forget(one, Duration::from_hours(1), nobody), Fate::Young);
+    assert_eq!(shelf.sweep(Duration::from_hours(1), nobody).unwrap(), []);
+    assert_eq!(shelf.judge(one, Duration::ZERO, nobody), Fate::Unused);
+    let kept = Kept::new(&place, TERMS);
+    let second = run(kept.claim(place.order("run-2", &write)).await).await;
+    assert_eq!(second["stdout"], "mine\n", "{second}");
+    kept.stop().await;
+    // It is not as it was when it was looked at.
+    assert_eq!(shelf.forget(one, Duration::ZERO, nobody), Fate::Young);
+
+    let swept = shelf.sweep(Duration::ZERO, nobody).unwrap();
+    assert_eq!(swept.into_iter().map(|(_, fate)| fate).collect::<Vec<_>>(), [Fate::Forgotten]);
+    assert_eq!(fs::read_dir(place.path().join("state/workspaces")).unwrap().count(), 0);
+    let kept = Kept::new(&place, TERMS);
+    let third = run(kept.claim(place.order("run-3", &write)).await).await;
+    assert_eq!(third["stdout"], "", "{third}");
+    kept.stop().await;
+}
+
+/// R7: what an earlier version has kept has no label; and what was put away when the process ended is removed by the next.
+#[test]
+fn what_others_have_left_is_forgotten_too() {
+    let place = Place::embedded();
+    let (shelf, below) = (shelf(&place), place.path().join("state/workspaces"));
+    let home = below.join("0123456789abcdef0123456789abcdef");
+    for path in [home.join("workspace"), below.join(".forgotten-x/workspace"), below.join("other")]
+    {
+        fs::create_dir_all(path).unwrap();
+    }
+    let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
+    assert_eq!((&one.tenant, shelf.judge(one, Duration::ZERO, |_| false)), (&None, Fate::Unused));
+    assert!(!home.join("label.json").exists(), "to look is not to touch");
+    shelf.sweep(Duration::from_hours(1), |_| false).unwrap();
+    assert!(home.exists() && !below.join(".forgotten-x").exists());
+    assert_eq!(shelf.forget(one, Duration::ZERO, |_| false), Fate::Forgotten);
+    assert!(!home.exists() && below.join("other").exists());
+}
+
+/// R6, R7: a workspace that takes more than it may ends its run, and lets no other begin until it is forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
+    let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let small = |run: &str, argv: &[&str]| bounded(place.order(run, argv), 16 << 20);
+        let full = run(kept.claim(small("run-fill", &greedy)).await).await;
+        assert_eq!(full["error_code"], "workspace_full", "{full}");
+        insta::allow_duplicates!(
+            insta::assert_snapshot!(full["error"].as_str().unwrap(), @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits)")
+        );
+
+        let refused = Box::pin(kept.residents.claim(&key(), small("run-next", &["true"]))).await;
+        let refused = refused.err().unwrap();
+        assert!(matches!(refused, Unclaimed::NoRoom { .. }), "{refused}");
+        let [one] = &shelf(&place).list().unwrap()[..] else { panic!("there is another") };
+        let told = refused.to_string().replace(&one.id, "ID");
+        insta::allow_duplicates!(
+            insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), with what `agent on branch` has kept from its runs before; an operator can make an end of that with `cogni-gateway forget ID --apply`")
+        );
+        // Another's has nothing to do with it, and more room is as good.
+        let other = Key::new("agent", "other");
+        let other = run(kept.claim_for(other, small("run-other", &["true"])).await).await;
+        assert_eq!(other["ok"], true, "{other}");
+        let larger = bounded(place.order("run-larger", &["ls"]), 64 << 20);
+        let larger = run(kept.claim(larger).await).await;
+        assert_eq!(larger["stdout"], "full\n", "{larger}");
+        kept.stop().await;
+    }
+}
+
+/// R6: the same holds for a workspace that is made for one run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_of_one_run_is_bounded_too() {
+    let greedy = sh(
+        "mkdir -p a/b; for n in 1 2 3; do dd if=/dev/zero of=a/b/$n bs=1M count=8 2>/dev/null; done; sleep 1000",
+    );
+    for place in places() {
+        let mut order = bounded(place.order("run-fill", &greedy), 16 << 20);
+        order.spec.workspace = Workspace::Fresh;
+        let full = run(Prepared::new(order).unwrap()).await;
+        assert_eq!(full["error_code"], "workspace_full", "{full}");
+        assert_eq!(place.left(), "");
+    }
+}
+
+/// R6: what a program has written last is measured when it has ended, though nobody has looked meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_is_measured_when_its_program_has_ended() {
+    let place = Place::embedded();
+    let quick = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
+    let mut order = bounded(place.order("run-quick", &quick), 16 << 20);
+    let kept = Kept::new(&place, TERMS);
+    let resident = run(kept.claim(order.clone()).await).await;
+    kept.stop().await;
+    order.spec.workspace = Workspace::Fresh;
+    let own = run(Prepared::new(order).unwrap()).await;
+    for full in [resident, own] {
+        assert_eq!(full["error_code"], "workspace_full", "{full}");
+    }
+}
+
+/// R7: by hand, beside whoever keeps it: shown first, and forgotten when that is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn people_see_what_is_kept_and_make_an_end_of_it() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, Terms { max_idle: Duration::ZERO, ..TERMS });
+    let old = Key::new("agent", "talk").within("g1", "https://github.com/acme/x");
+    run(kept.claim_for(old, place.order("run-1", &sh("echo > state"))).await).await;
+    patience(|| kept.residents.count() == 0, || "it does not go".to_owned());
+    let held = Key::new("agent", "now").within("g1", "");
+    let held = kept.claim_for(held, place.order("run-2", &["true"])).await;
+
+    let ids: Vec<_> = shelf(&place).list().unwrap().into_iter().map(|kept| kept.id).collect();
+    let forget = |flags: &[&str]| {
+        let output: Output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+            .env_clear()
+            .args(["forget", "--state-dir"])
+            .arg(place.path().join("state"))
+            .args(flags)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let mut text = String::from_utf8(text).unwrap();
+        for (id, name) in ids.iter().zip(["ONE", "TWO"]) {
+            text = text.replace(id, name);
+        }
+        text = text.replace(place.path().to_str().unwrap(), "PLACE");
+        let ago = |line: &str| match (line.find(", used "), line.find(" ago: ")) {
+            (Some(from), Some(to)) => format!("{}, used AGO{}", &line[..from], &line[to + 4..]),
+            _ => line.to_owned(),
+        };
+        let lines: Vec<_> = text.lines().map(ago).collect();
+        format!("{}\nstatus {}", lines.join("\n"), output.status.code().unwrap())
+    };
+    let told = [
+        forget(&[]),
+        forget(&["--apply"]),
+        forget(&["--older-than", "1h", "--apply"]),
+        forget(&["--agent", "agent"]),
+        forget(&["nobody", "--apply"]),
+        forget(&["--agent", "agent", "--apply"]),
+    ];
+    insta::assert_snapshot!(told.join("\n\n"), @r"
+    ONE agent on talk of https://github.com/acme/x, grant g1, 12 KiB, used AGO: not in use
+    TWO agent on now, grant g1, 8 KiB, used AGO: in use
+    1 can be forgotten; name them, and `--apply`
+    status 0
+
+    error: `--apply` would forget everything; name what is to go, or give `--agent` or `--older-than`
+    status 2
+
+    nothing of that is kept in `PLACE/state`
+    status 0
+
+    ONE agent on talk of https://github.com/acme/x, grant g1, 12 KiB, used AGO: not in use
+    TWO agent on now, grant g1, 8 KiB, used AGO: in use
+    1 can be forgotten; `--apply` does it
+    status 0
+
+    error: nothing is kept as `nobody`; without a name, all that is kept is shown
+    status 2
+
+    ONE agent on talk of https://github.com/acme/x, grant g1, 12 KiB, used AGO: forgotten
+    TWO agent on now, grant g1, 8 KiB, used AGO: in use
+    1 forgotten
+    status 0
+    ");
+    let held = run(held).await;
+    assert_eq!(held["ok"], true, "{held}");
+    kept.stop().await;
+}
+
+fn bounded(order: Order, max_workspace: u64) -> Order {
+    let limits = Limits { max_workspace, ..Limits::default() };
+    Order { spec: RunSpec { limits, ..order.spec.clone() }, ..order }
+}

@@ -1,0 +1,336 @@
+//! The bridge: the same bytes, in both directions, as they come.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use super::Sandbox;
+use crate::support::process::{Process, patience};
+
+/// A bridge between this test, as the agent, and this test, as the gateway.
+struct Bridge {
+    sandbox: Sandbox,
+    process: Process,
+}
+
+impl Bridge {
+    fn start() -> Self {
+        let sandbox = Sandbox::new();
+        let process = Process::start(&mut sandbox.command(&[], &["sleep", "1000"]), "");
+        let bridge = Self { sandbox, process };
+        // The one that was made to see whether the socket answers.
+        bridge.accept();
+        patience(|| TcpStream::connect(bridge.sandbox.address).is_ok(), || bridge.process.said());
+        bridge.accept();
+        bridge
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.sandbox.address).unwrap()
+    }
+
+    fn gateway(&self) -> &UnixListener {
+        self.sandbox.gateway.as_ref().unwrap()
+    }
+
+    fn accept(&self) -> UnixStream {
+        self.gateway().accept().unwrap().0
+    }
+
+    fn pair(&self) -> (TcpStream, UnixStream) {
+        let client = self.connect();
+        (client, self.accept())
+    }
+
+    /// It takes no processor. On a busy machine it may still be at what was written before.
+    fn rests(&self) {
+        let rests = || {
+            let before = self.processor_time();
+            thread::sleep(Duration::from_millis(300));
+            self.processor_time() - before < 30_000_000
+        };
+        patience(rests, || format!("{} ns", self.processor_time()));
+    }
+
+    /// Nanoseconds that the process has had of a processor.
+    fn processor_time(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/schedstat", self.process.id())).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Its own memory; how much of its program is there besides is the kernel's choice.
+    fn resident_kib(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+}
+
+/// R4: byte-exact, however it is cut, in both directions at once.
+#[test]
+fn bytes_arrive_as_they_were_sent() {
+    let bridge = Bridge::start();
+    let pieces = || prop::collection::vec((0u8.., 1usize..150_000), 0..8);
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let done = runner.run(&(pieces(), pieces()), |(up, down)| {
+        let (client, gateway) = bridge.pair();
+        let reverse = (client.try_clone().unwrap(), gateway.try_clone().unwrap());
+        let upward = exchange(&up, client, gateway, |sink| sink.shutdown(Shutdown::Write).unwrap());
+        let downward =
+            exchange(&down, reverse.1, reverse.0, |sink| sink.shutdown(Shutdown::Write).unwrap());
+        upward.join().unwrap();
+        downward.join().unwrap();
+        Ok(())
+    });
+    done.unwrap();
+}
+
+/// Writes the pieces to one end and reads them from the other; fails if they differ.
+fn exchange<W: Write + Send + 'static>(
+    pieces: &[(u8, usize)],
+    mut to: W,
+    mut from: impl Read + Send + 'static,
+    end: impl FnOnce(&W) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let pieces: Vec<Vec<u8>> = pieces
+        .iter()
+        .map(|(seed, length)| {
+            (0..*length).map(|i| seed.wrapping_add(u8::try_from(i % 251).unwrap())).collect()
+        })
+        .collect();
+    let expected = pieces.concat();
+    let writer = thread::spawn(move || {
+        for piece in pieces {
+            to.write_all(&piece).unwrap();
+        }
+        end(&to);
+    });
+    thread::spawn(move || {
+        let mut seen = vec![];
+        from.read_to_end(&mut seen).unwrap();
+        writer.join().unwrap();
+        assert!(seen == expected, "{} bytes for {}", seen.len(), expected.len());
+    })
+}
+
+/// R4: the half-close is right: an end of one direction leaves the other as it is.
+#[test]
+fn one_direction_may_end_before_the_other() {
+    let bridge = Bridge::start();
+    let (mut client, mut gateway) = bridge.pair();
+    client.write_all(b"request").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(rest(&mut gateway), b"request");
+    gateway.write_all(b"answer").unwrap();
+    drop(gateway);
+    assert_eq!(rest(&mut client), b"answer");
+
+    let (mut client, mut gateway) = bridge.pair();
+    gateway.write_all(b"answer").unwrap();
+    gateway.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(rest(&mut client), b"answer");
+    client.write_all(b"request").unwrap();
+    drop(client);
+    assert_eq!(rest(&mut gateway), b"request");
+}
+
+/// R4: streams flow without delay: no event waits for the next.
+#[test]
+fn a_stream_flows_event_by_event() {
+    let bridge = Bridge::start();
+    let (mut client, mut gateway) = bridge.pair();
+    for number in 0..1000 {
+        let event = format!("data: {number}\n\n");
+        gateway.write_all(event.as_bytes()).unwrap();
+        let mut seen = vec![0; event.len()];
+        client.read_exact(&mut seen).unwrap();
+        assert_eq!(seen, event.as_bytes());
+    }
+}
+
+#[test]
+fn many_connections_are_served_at_one_time() {
+    let bridge = Bridge::start();
+    let mut pairs: Vec<_> = (0..200).map(|_| bridge.pair()).collect();
+    // The bytes of all are under way before the first is read.
+    for (number, (client, _)) in pairs.iter_mut().enumerate() {
+        client.write_all(format!("{number:04}").as_bytes()).unwrap();
+    }
+    for (number, (client, gateway)) in pairs.iter_mut().enumerate().rev() {
+        let mut seen = [0; 4];
+        gateway.read_exact(&mut seen).unwrap();
+        assert_eq!(seen, format!("{number:04}").as_bytes());
+        gateway.write_all(b"done").unwrap();
+        client.read_exact(&mut seen).unwrap();
+        assert_eq!(&seen, b"done");
+    }
+}
+
+#[test]
+fn a_connection_over_the_limit_waits_for_a_place() {
+    let bridge = Bridge::start();
+    let mut pairs: Vec<_> = (0..256).map(|_| bridge.pair()).collect();
+    let mut late = bridge.connect();
+    late.write_all(b"late").unwrap();
+    bridge.rests();
+    // A round trip, after which the bridge has seen that somebody waits.
+    let (client, gateway) = &mut pairs[0];
+    gateway.write_all(b"event").unwrap();
+    client.read_exact(&mut [0; 5]).unwrap();
+    bridge.gateway().set_nonblocking(true).unwrap();
+    assert_eq!(bridge.gateway().accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    bridge.gateway().set_nonblocking(false).unwrap();
+    drop(pairs.swap_remove(100));
+    let mut seen = [0; 4];
+    bridge.accept().read_exact(&mut seen).unwrap();
+    assert_eq!(&seen, b"late");
+}
+
+/// R4: bounded memory per connection, and backpressure to the gateway.
+#[test]
+fn a_slow_reader_costs_bounded_memory() {
+    let bridge = Bridge::start();
+    let before = bridge.resident_kib();
+    let (client, mut gateway) = bridge.pair();
+    gateway.set_write_timeout(STALLED).unwrap();
+    let written = fill(&mut gateway);
+    assert!(bridge.resident_kib() < before + 1024, "{} KiB, was {before}", bridge.resident_kib());
+    drop(gateway);
+    let mut seen = 0;
+    for chunk in ByChunk(client) {
+        seen += chunk;
+    }
+    assert_eq!(seen, written);
+}
+
+/// R4: never a busy loop, also where one side is gone and the other does not read.
+#[test]
+fn a_connection_in_which_nothing_moves_takes_no_processor() {
+    let bridge = Bridge::start();
+    let (_slow, mut gateway) = bridge.pair();
+    gateway.set_write_timeout(STALLED).unwrap();
+    fill(&mut gateway);
+    drop(gateway);
+    let (mut full, _silent) = bridge.pair();
+    full.set_write_timeout(STALLED).unwrap();
+    fill(&mut full);
+    let (half, _other) = bridge.pair();
+    half.shutdown(Shutdown::Write).unwrap();
+    // Both have closed one direction, and neither has closed.
+    let (ended, also) = bridge.pair();
+    ended.shutdown(Shutdown::Write).unwrap();
+    also.shutdown(Shutdown::Write).unwrap();
+    // The gateway is gone, and the client goes on without a word.
+    let (mut silent, gone) = bridge.pair();
+    silent.write_all(b"request").unwrap();
+    gone.set_nonblocking(false).unwrap();
+    drop(gone);
+    bridge.rests();
+}
+
+/// R4: the kernel counts watches of epoll by user, and an agent has the same user: none may be needed.
+#[test]
+fn the_bridge_needs_no_watch_of_epoll() {
+    let bridge = Bridge::start();
+    let (mut client, mut gateway) = bridge.pair();
+    client.write_all(b"up").unwrap();
+    gateway.read_exact(&mut [0; 2]).unwrap();
+    let open = fs::read_dir(format!("/proc/{}/fd", bridge.process.id())).unwrap();
+    let open: Vec<_> = open.map(|entry| fs::read_link(entry.unwrap().path()).unwrap()).collect();
+    assert!(open.iter().all(|path| path.to_str() != Some("anon_inode:[eventpoll]")), "{open:?}");
+}
+
+/// A client that leaves is seen to leave, which is what stops the gateway from paying for its answer.
+#[test]
+fn a_client_that_leaves_is_seen_by_the_gateway() {
+    let bridge = Bridge::start();
+    let (client, mut gateway) = bridge.pair();
+    drop(client);
+    assert_eq!(rest(&mut gateway), b"");
+
+    // Half-closed first, then reset: what it had not read makes its close a reset.
+    let (client, mut gateway) = bridge.pair();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(rest(&mut gateway), b"");
+    gateway.write_all(b"event").unwrap();
+    client.peek(&mut [0; 5]).unwrap();
+    drop(client);
+    let gone = || gateway.write_all(b"event").is_err();
+    patience(gone, || "the gateway goes on writing for nobody".to_owned());
+}
+
+/// The gateway may refuse a body before it has read it.
+#[test]
+fn an_answer_that_comes_before_the_request_has_ended_is_delivered() {
+    let bridge = Bridge::start();
+    let (mut client, mut gateway) = bridge.pair();
+    client.set_write_timeout(STALLED).unwrap();
+    fill(&mut client);
+    gateway.write_all(b"too large").unwrap();
+    gateway.shutdown(Shutdown::Both).unwrap();
+    let mut seen = [0; 9];
+    client.read_exact(&mut seen).unwrap();
+    assert_eq!(&seen, b"too large");
+}
+
+/// A dead socket is a closed connection, said once; and it is not dead for ever.
+#[test]
+fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {
+    let mut bridge = Bridge::start();
+    let (mut open, gateway) = bridge.pair();
+    drop((gateway, bridge.sandbox.gateway.take()));
+    assert_eq!(rest(&mut open), b"");
+    for _ in 0..3 {
+        let closed = bridge.connect().read(&mut [0]);
+        assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    }
+    assert_eq!(bridge.process.said().lines().count(), 1, "{}", bridge.process.said());
+    let socket = bridge.sandbox.socket();
+    fs::remove_file(&socket).unwrap();
+    bridge.sandbox.gateway = Some(UnixListener::bind(socket).unwrap());
+    let (mut client, mut gateway) = bridge.pair();
+    gateway.write_all(b"back").unwrap();
+    client.read_exact(&mut [0; 4]).unwrap();
+}
+
+/// Writes until nobody takes any more, and returns how much it was.
+fn fill(sink: &mut impl Write) -> usize {
+    let chunk = vec![7; 1 << 16];
+    let mut written = 0;
+    while let Ok(length) = sink.write(&chunk) {
+        written += length;
+        assert!(written < 64 << 20, "nothing holds the sender back");
+    }
+    written
+}
+
+fn rest(source: &mut impl Read) -> Vec<u8> {
+    let mut seen = vec![];
+    source.read_to_end(&mut seen).unwrap();
+    seen
+}
+
+/// The lengths of what is read until the end.
+struct ByChunk(TcpStream);
+
+impl Iterator for ByChunk {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let length = self.0.read(&mut vec![0; 1 << 16]).unwrap();
+        (length > 0).then_some(length)
+    }
+}
+
+/// For so long without room for a byte: nobody takes any.
+const STALLED: Option<Duration> = Some(Duration::from_millis(500));

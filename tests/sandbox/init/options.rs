@@ -1,0 +1,179 @@
+//! What is said to whoever calls it in a wrong way, or in a sandbox that is not ready.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+
+use cogni_gateway::sandbox::First;
+use cogni_gateway::sandbox::first::COGNI_INIT;
+
+use super::{Ended, PROGRAM, Sandbox};
+
+#[test]
+fn a_wrong_use_is_told_with_what_would_be_right() {
+    let said: Vec<_> = [
+        &[][..],
+        &["--"],
+        &["--nonsense"],
+        &["--listen"],
+        &["--listen", "8080", "true"],
+        &["--grace=5", "true"],
+        &["--max-runtime", "99999h", "true"],
+        &["--socket-timeout=-1s", "true"],
+    ]
+    .map(|arguments| Ended::of(Command::new(PROGRAM).args(arguments)))
+    .iter()
+    .map(|ended| format!("{} {}", ended.code.unwrap(), ended.stderr))
+    .collect();
+    insta::assert_snapshot!(said.concat(), @r"
+    2 cogni-init: there is no program to start; give one, with its arguments, after `--`; see `cogni-init --help`
+    2 cogni-init: there is no program to start; give one, with its arguments, after `--`; see `cogni-init --help`
+    2 cogni-init: there is no option `--nonsense`; see `cogni-init --help`
+    2 cogni-init: `--listen` needs a value; see `cogni-init --help`
+    2 cogni-init: `--listen` is `8080`; give an address such as `127.0.0.1:8080`; see `cogni-init --help`
+    2 cogni-init: `--grace` is `5`; give a time of up to 10000h, such as `500ms`, `5s`, `10m` or `1h`; see `cogni-init --help`
+    2 cogni-init: `--max-runtime` is `99999h`; give a time of up to 10000h, such as `500ms`, `5s`, `10m` or `1h`; see `cogni-init --help`
+    2 cogni-init: `--socket-timeout` is `-1s`; give a time of up to 10000h, such as `500ms`, `5s`, `10m` or `1h`; see `cogni-init --help`
+    ");
+}
+
+#[test]
+fn help_and_version_are_printed() {
+    let help = Ended::of(Command::new(PROGRAM).arg("--help"));
+    assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(help.stdout, @r"
+    The first process of a sandbox: gives the agent the run's socket as a local port, starts it, and ends with it.
+
+    Usage: cogni-init [OPTIONS] [--] PROGRAM [ARGUMENT]...
+
+    Options:
+      --listen ADDRESS       where the agent finds its LLM [default: 127.0.0.1:8080]
+      --socket PATH          the run's socket [default: /llm-sock/llm.sock]
+      --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
+      --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
+      --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
+      --env NAME=VALUE       a variable for the agent; it wins over one of our own
+      --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
+      --slot PATH            connect to this socket instead, and wait there to be told these options and the program
+      --resident             told to a slot: when the agent has ended, wipe what is left of it and wait for the next
+      --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
+      --help                 print this
+      --version              print the version
+
+    A TIME is `500ms`, `5s`, `10m` or `1h`. PROGRAM is executed as it stands, without a shell.
+
+    Exit status: the agent's own, or 128 and the signal that killed it; and if it is not the agent's:
+      2 wrong use, 69 the run's socket does not answer, 124 --max-runtime has passed, 125 the sandbox is not as it has to be,
+      126 PROGRAM cannot be executed, 127 PROGRAM is not found
+    ");
+    let version = Ended::of(Command::new(PROGRAM).arg("--version"));
+    assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// R4: the socket is checked before the agent starts.
+#[test]
+fn a_socket_that_does_not_answer_is_told_before_the_agent_starts() {
+    let sandbox = Sandbox::without_gateway();
+    let mut said = vec![];
+    let mut attempt = || {
+        let ended = sandbox.script(&["--socket-timeout=10ms"], "echo started");
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(69), ""));
+        said.push(ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock"));
+    };
+    attempt();
+    // A listener that is gone leaves its file behind.
+    drop(UnixListener::bind(sandbox.socket()).unwrap());
+    attempt();
+    fs::remove_file(sandbox.socket()).unwrap();
+    fs::write(sandbox.socket(), "no socket").unwrap();
+    attempt();
+    insta::assert_snapshot!(said.concat(), @r"
+    cogni-init: the run's socket `/llm-sock/llm.sock` is not there; mount its directory into the sandbox, or name it with --socket
+    cogni-init: nobody listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and see whether it still runs
+    cogni-init: nobody listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and see whether it still runs
+    ");
+}
+
+#[test]
+fn a_socket_that_is_not_the_agents_is_told() {
+    let sandbox = Sandbox::new();
+    fs::set_permissions(sandbox.folder.path(), Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(sandbox.socket(), Permissions::from_mode(0o600)).unwrap();
+    let program = sandbox.path("cogni-init");
+    fs::copy(PROGRAM, &program).unwrap();
+    let user = ["setpriv", "--reuid=1001", "--regid=1001", "--clear-groups"];
+    let options = ["--socket-timeout=10ms", "--socket", &sandbox.path("llm.sock")];
+    let ended =
+        Ended::of(Command::new(user[0]).args(&user[1..]).arg(program).args(options).arg("true"));
+    assert_eq!(ended.code, Some(69));
+    let said = ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock");
+    insta::assert_snapshot!(said, @"cogni-init: uid 1001 may not connect to the run's socket `/llm-sock/llm.sock`; make the socket its own, or its mode 0666");
+}
+
+#[test]
+fn a_gateway_that_is_late_is_waited_for() {
+    let sandbox = Sandbox::without_gateway();
+    let started = sandbox.command(&["--socket-timeout=60s"], &["true"]).spawn();
+    let _gateway = UnixListener::bind(sandbox.socket()).unwrap();
+    assert!(started.unwrap().wait().unwrap().success());
+}
+
+#[test]
+fn a_port_that_is_taken_is_told() {
+    let sandbox = Sandbox::new();
+    let _taken = std::net::TcpListener::bind(sandbox.address).unwrap();
+    let ended = sandbox.run(&["true"]);
+    assert_eq!(ended.code, Some(125));
+    let said = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
+    insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: another process of the sandbox does; give another port with --listen");
+}
+
+#[test]
+fn a_loopback_interface_that_is_down_is_brought_up() {
+    let sandbox = Sandbox::new();
+    let connect = "use IO::Socket::INET; IO::Socket::INET->new($ARGV[0]) or die $@";
+    let agent = ["perl", "-e", connect, &sandbox.address.to_string()];
+    let ended = Ended::of(&mut sandbox.under(&["unshare", "--net"], &[], &agent));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let drop = ["--bounding-set=-net_admin", "--inh-caps=-net_admin"];
+    let unprivileged = [&["unshare", "--net", "setpriv"][..], &drop].concat();
+    let ended = Ended::of(&mut sandbox.under(&unprivileged, &[], &agent));
+    assert_eq!(ended.code, Some(125));
+    let said = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
+    insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and is not ours to bring up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
+}
+
+/// R4: one file is enough: the gateway carries the program, and writes it where sandboxes get it from.
+#[test]
+fn the_gateway_carries_this_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = First::BuiltIn { directory: folder.path().join("state") };
+    let file = first.file().unwrap().unwrap();
+    let version = Ended::of(Command::new(&file).arg("--version"));
+    assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));
+    assert!(!names_a_loader(COGNI_INIT), "an image need not have the loader");
+    assert!(names_a_loader(&fs::read(env!("CARGO_BIN_EXE_cogni-gateway")).unwrap()));
+
+    // A file that another user could have written is not believed.
+    fs::write(&file, vec![b'x'; COGNI_INIT.len()]).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(first.file().unwrap().unwrap(), file);
+    assert_eq!(fs::read(&file).unwrap(), COGNI_INIT);
+    fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
+    let refused = first.file().unwrap_err().to_string();
+    assert!(refused.contains("other users can write to the directory"), "{refused}");
+
+    let gateway = env!("CARGO_BIN_EXE_cogni-gateway");
+    let printed = Command::new(gateway).args(["cogni-init", "-"]).output().unwrap();
+    assert_eq!(printed.stdout, COGNI_INIT);
+}
+
+/// Whether an ELF-64 file has a program header of the kind `PT_INTERP` (elf(5)).
+fn names_a_loader(file: &[u8]) -> bool {
+    let number = |at: usize, bytes: usize| {
+        file[at..at + bytes].iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte))
+    };
+    let (table, size, count) = (number(0x20, 8), number(0x36, 2), number(0x38, 2));
+    (0..count).any(|index| number(table + index * size, 4) == 3)
+}

@@ -1,0 +1,216 @@
+//! R3: the filter that we compile says what Docker's file says, call by call.
+
+use std::collections::BTreeMap;
+
+use cogni_gateway::sandbox::spec::SECCOMP;
+use cogni_gateway::sandbox::spec::seccomp::{Filters, all_calls, compile};
+use seccompiler::sock_filter;
+use serde_json::Value;
+
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+const NOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+const PERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+
+/// R3: each call that this architecture has ends as the file says; with arguments that a rule is about, too.
+#[test]
+fn each_call_ends_as_the_file_says() {
+    let filters = compile(SECCOMP).unwrap();
+    let expected = expected();
+    for (name, number) in all_calls() {
+        let zeros = answer(&filters, number, [0; 6]);
+        match name {
+            "clone" | "execveat" | "ioctl" | "personality" => assert_eq!(zeros, ALLOW, "{name}"),
+            "socket" => assert_eq!(zeros, NOSYS),
+            _ => assert_eq!(zeros, expected[name], "{name}"),
+        }
+    }
+    let of = |name: &str, args| answer(&filters, number(name), args);
+    let namespaces =
+        [libc::CLONE_NEWUSER, libc::CLONE_NEWNET, libc::CLONE_NEWNS, libc::CLONE_NEWPID];
+    for flag in namespaces {
+        assert_eq!(of("clone", [argument(flag | libc::SIGCHLD), 0, 0, 0, 0, 0]), NOSYS);
+    }
+    assert_eq!(of("clone", [argument(libc::CLONE_VM | libc::SIGCHLD), 0, 0, 0, 0, 0]), ALLOW);
+    assert_eq!(of("execveat", [0, 0, 0, 0, argument(libc::AT_EMPTY_PATH), 0]), NOSYS);
+    assert_eq!(of("personality", [0xffff_ffff, 0, 0, 0, 0, 0]), ALLOW);
+    assert_eq!(of("personality", [argument(libc::ADDR_NO_RANDOMIZE), 0, 0, 0, 0, 0]), NOSYS);
+    for (family, protocol, ends) in [
+        (libc::AF_UNIX, 0, ALLOW),
+        (libc::AF_INET, 0, ALLOW),
+        (libc::AF_INET6, 6, ALLOW),
+        (libc::AF_NETLINK, libc::NETLINK_ROUTE, ALLOW),
+        (libc::AF_NETLINK, libc::NETLINK_AUDIT, NOSYS),
+        (libc::AF_PACKET, 0, NOSYS),
+        (libc::AF_VSOCK, 0, NOSYS),
+        (libc::AF_ALG, 0, NOSYS),
+    ] {
+        assert_eq!(
+            of("socket", [argument(family), 1, argument(protocol), 0, 0, 0]),
+            ends,
+            "{family}"
+        );
+    }
+}
+
+/// R3: a file stays in its project, whatever the number's upper half says, which the kernel does not look at; and no other
+/// request is denied.
+#[test]
+fn a_file_cannot_be_taken_out_of_its_quota() {
+    const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
+    const FS_IOC_SETFLAGS: u64 = 0x4008_6602;
+    let filters = compile(SECCOMP).unwrap();
+    let of = |request| answer(&filters, libc::SYS_ioctl, [3, request, 0, 0, 0, 0]);
+    for request in [FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS] {
+        assert_eq!(of(request), NOSYS, "{request:#x}");
+        assert_eq!(of(request | 0xdead_beef << 32), NOSYS, "{request:#x}");
+    }
+    let denied: Vec<_> = (0..=0xffff).filter(|lower| of(0x4008_0000 | lower) != ALLOW).collect();
+    assert_eq!(denied, [0x5820, 0x6602]);
+}
+
+/// R3: what opens the kernel is denied, whatever the table of names says.
+#[test]
+fn what_opens_the_kernel_is_denied_by_its_number() {
+    let filters = compile(SECCOMP).unwrap();
+    for number in [
+        libc::SYS_add_key,
+        libc::SYS_bpf,
+        libc::SYS_clone3,
+        libc::SYS_init_module,
+        libc::SYS_io_uring_setup,
+        libc::SYS_kexec_load,
+        libc::SYS_keyctl,
+        libc::SYS_mount,
+        libc::SYS_move_mount,
+        libc::SYS_open_by_handle_at,
+        libc::SYS_open_tree,
+        libc::SYS_perf_event_open,
+        libc::SYS_pidfd_getfd,
+        libc::SYS_pivot_root,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+        libc::SYS_ptrace,
+        libc::SYS_reboot,
+        libc::SYS_setns,
+        libc::SYS_umount2,
+        libc::SYS_unshare,
+        libc::SYS_userfaultfd,
+    ] {
+        assert!([PERM, NOSYS].contains(&answer(&filters, number, [0; 6])), "{number}");
+    }
+    // Of the future, and those of x32, which have the same architecture.
+    for number in (470..1000).chain([0x4000_0000, 0x4000_0000 + libc::SYS_ptrace]) {
+        assert_eq!(answer(&filters, number, [0; 6]), NOSYS, "{number}");
+    }
+}
+
+/// R3: another architecture's calls have other numbers.
+#[test]
+fn another_architecture_is_the_end() {
+    let filters = compile(SECCOMP).unwrap();
+    let data = data(libc::SYS_read, I386, [0; 6]);
+    assert_eq!(interpret(&filters.allow, &data), libc::SECCOMP_RET_KILL_PROCESS);
+}
+
+/// R3: these do not exist in a sandbox of ours, and may in one of Docker's.
+#[test]
+fn what_is_allowed_and_not_known_is_told() {
+    let known: BTreeMap<_, _> = all_calls().collect();
+    let (mut denied, mut allowed) = (vec![], vec![]);
+    for (name, ends) in expected().into_iter().filter(|(name, _)| !known.contains_key(&**name)) {
+        if ends == ALLOW { allowed.push(name) } else { denied.push(name) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    insta::assert_snapshot!(format!("{} / {}", allowed.join(" "), denied.join(" ")), @r"cachestat futex_requeue futex_wait futex_wake / create_module get_kernel_syms io_pgetevents query_module");
+}
+
+/// R3: a rule that we do not understand is not left out.
+#[test]
+fn a_profile_that_says_more_than_we_know_is_refused() {
+    let wrong = [
+        SECCOMP.replace("SCMP_CMP_MASKED_EQ", "SCMP_CMP_GT"),
+        SECCOMP.replacen("SCMP_ACT_ALLOW", "SCMP_ACT_TRACE", 1),
+        SECCOMP.replacen(
+            "\"defaultAction\": \"SCMP_ACT_ERRNO\"",
+            "\"defaultAction\": \"SCMP_ACT_ALLOW\"",
+            1,
+        ),
+        SECCOMP.replacen("\"comment\"", "\"includes\": {}, \"comment\"", 1),
+    ];
+    for profile in wrong {
+        assert_ne!(profile, SECCOMP);
+        assert!(compile(&profile).is_err());
+    }
+}
+
+/// How the file says that each call ends, where its arguments do not matter.
+fn expected() -> BTreeMap<String, u32> {
+    let profile: Value = serde_json::from_str(SECCOMP).unwrap();
+    assert_eq!(profile["defaultErrnoRet"], libc::ENOSYS);
+    let mut expected = BTreeMap::new();
+    for rule in profile["syscalls"].as_array().unwrap() {
+        let ends = match (rule["action"].as_str().unwrap(), rule["errnoRet"].as_i64()) {
+            ("SCMP_ACT_ALLOW", None) => ALLOW,
+            ("SCMP_ACT_ERRNO", None | Some(1)) => PERM,
+            ("SCMP_ACT_ERRNO", Some(38)) => NOSYS,
+            other => panic!("{other:?}"),
+        };
+        for name in rule["names"].as_array().unwrap() {
+            expected.insert(name.as_str().unwrap().to_owned(), ends);
+        }
+    }
+    expected
+}
+
+fn argument(value: i32) -> u64 {
+    value.cast_unsigned().into()
+}
+
+fn number(name: &str) -> i64 {
+    all_calls().find(|(call, _)| *call == name).unwrap().1
+}
+
+/// As the kernel does: the later filter is asked first, and the stricter answer counts; of two errors the first.
+fn answer(filters: &Filters, number: i64, args: [u64; 6]) -> u32 {
+    let data = data(number, NATIVE, args);
+    let (deny, allow) = (interpret(&filters.deny, &data), interpret(&filters.allow, &data));
+    if deny == ALLOW { allow } else { deny }
+}
+
+/// The kernel's `struct seccomp_data`.
+fn data(number: i64, architecture: u32, args: [u64; 6]) -> Vec<u8> {
+    let number = u32::try_from(number).unwrap();
+    let head = [number, architecture, 0, 0].into_iter().flat_map(u32::to_ne_bytes);
+    head.chain(args.into_iter().flat_map(u64::to_ne_bytes)).collect()
+}
+
+/// As much of the kernel's language as a filter has.
+fn interpret(program: &[sock_filter], data: &[u8]) -> u32 {
+    let (mut at, mut accumulator) = (0, 0);
+    loop {
+        let sock_filter { code, jt, jf, k } = program[at];
+        at += 1;
+        let code = u32::from(code);
+        let jump = |holds: bool| usize::from(if holds { jt } else { jf });
+        match (code & 0x07, code & 0xf0) {
+            (libc::BPF_LD, _) => {
+                let place = k as usize..k as usize + 4;
+                accumulator = u32::from_ne_bytes(data[place].try_into().unwrap());
+            }
+            (libc::BPF_ALU, libc::BPF_AND) => accumulator &= k,
+            (libc::BPF_JMP, libc::BPF_JA) => at += k as usize,
+            (libc::BPF_JMP, libc::BPF_JEQ) => at += jump(accumulator == k),
+            (libc::BPF_JMP, libc::BPF_JGT) => at += jump(accumulator > k),
+            (libc::BPF_JMP, libc::BPF_JGE) => at += jump(accumulator >= k),
+            (libc::BPF_RET, _) => return k,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// `AUDIT_ARCH_*` of linux/audit.h.
+const I386: u32 = 0x4000_0003;
+#[cfg(target_arch = "x86_64")]
+const NATIVE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const NATIVE: u32 = 0xc000_00b7;

@@ -1,0 +1,63 @@
+//! A4, B2, B4: what runs cost, over HTTP: told by LiteLLM, and listed where somebody has to look at it.
+
+use serde_json::{Value, json};
+
+use super::asked;
+use crate::support::service::Place;
+
+/// B2, G4: LiteLLM is told whose books a call stands in, whatever the run's owner says, and another's call is not ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_says_whose_books_it_stands_in() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let mut body = asked("fake");
+    body["metadata"] = json!({"team": "ads"});
+    let run = service.run(&body).await;
+    assert_eq!(service.ended(&run).await["error_code"], Value::Null);
+    let call = place.provider.seen.last().unwrap();
+    let told: Value =
+        serde_json::from_str(call.header("x-litellm-spend-logs-metadata").unwrap()).unwrap();
+    let ours = place.books().deployment().await.unwrap();
+    assert_eq!((&told["run_id"], &told["cogni_deployment_id"]), (&json!(run), &json!(ours)));
+
+    let item = |call: &str, deployment: &str| {
+        let whose = json!({"run_id": run, "cogni_deployment_id": deployment});
+        json!({"litellm_call_id": call, "status": "success", "response_cost": 0.000_05, "startTime": 1_795_339_851.781,
+               "endTime": 1_795_339_851.847, "metadata": {"spend_logs_metadata": whose}})
+    };
+    let call = call.header("x-litellm-call-id").unwrap();
+    let items = json!([item(call, &ours), item("of-another", "another")]);
+    let answer = service.post("/api/internal/billing/ingest", &items).await;
+    let told = answer.json();
+    assert_eq!(
+        (&told["new"], &told["unknown"], &told["foreign"]),
+        (&json!(1), &json!(0), &json!(1))
+    );
+    place.stop(service);
+}
+
+/// B4: an admin sees which runs have calls without a receipt, page by page, and nobody else does.
+#[tokio::test(flavor = "multi_thread")]
+async fn flagged_runs_are_listed() {
+    let place = Place::new("").await;
+    place.write_config("receipt_bound = \"1ms\"");
+    let service = place.start();
+    let mut runs = vec![];
+    for _ in 0..2 {
+        let run = service.run(&asked("fake")).await;
+        service.ended(&run).await;
+        runs.push(run);
+    }
+    let flagged =
+        async |more: &str| service.get(&format!("/api/v1/billing/flagged{more}")).await.json();
+    super::until(async || flagged("").await["runs"].as_array().unwrap().len() == 2).await;
+    let first = flagged("?limit=1").await;
+    assert_eq!((&first["runs"][0]["run"], &first["next"]), (&json!(runs[0]), &json!(runs[0])));
+    assert_eq!(first["runs"][0]["flags"], json!(["unreceipted"]));
+    let second = flagged(&format!("?limit=1&cursor={}", runs[0])).await;
+    assert_eq!((&second["runs"][0]["run"], &second["next"]), (&json!(runs[1]), &Value::Null));
+    let ordinary = place.grant(&[]);
+    assert_eq!(ordinary.get("/api/v1/billing/flagged").await.status, 403);
+    assert_eq!(service.get("/api/v1/billing/flagged?limit=0").await.status, 400);
+    place.stop(service);
+}

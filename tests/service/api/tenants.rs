@@ -1,0 +1,88 @@
+//! A3: what one tenant of a service may not say of itself, and may not do to the others.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{asked, chat};
+use crate::support::process::patience;
+use crate::support::service::{Place, told};
+
+/// The operator's rules ask for the agent that the catalog names; its caller cannot name another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_cannot_pose_as_another_agent() {
+    let place = Place::new("").await;
+    place.write_config(
+        "[[policy.rules]]\nname = 'large'\nwhen = 'agent.name != \"architect\"'\nrefuse = 'no'\n\
+         match = [{}]\nnot_match = [{ agent = { name = 'architect' } }]",
+    );
+    let service = place.start();
+    for key in ["graph_id", "GRAPH_ID", "run_id", "attempt", "cogni_deployment_id"] {
+        let mut body = asked("fake");
+        body["metadata"] = json!({"team": "ads", key: "architect"});
+        let answer = service.post("/api/v1/runs", &body).await;
+        assert_eq!(answer.status, 422, "{key}: {}", answer.text());
+        let error = &answer.json()["error"];
+        let said = format!("`metadata.{key}` is reserved: the service sets it; leave it out");
+        assert_eq!(*error, json!({"code": "invalid_request", "message": said}));
+    }
+    let row = service.ended(&service.run(&asked("fake")).await).await;
+    assert_ne!(row["error_code"], Value::Null, "the rule holds: {row}");
+    assert_eq!(place.provider.seen.requests().len(), 0);
+    place.stop(service);
+}
+
+/// A trace is entered by `traceparent`, and the books name the catalog's agent.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_books_name_the_agent_that_runs() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let mut body = asked("fake");
+    body["metadata"] = json!({"existing_trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"});
+    let answer = service.post("/api/v1/runs", &body).await;
+    assert_eq!(answer.status, 422, "{}", answer.text());
+    assert!(answer.text().contains("`traceparent`"), "{}", answer.text());
+    body["metadata"] = json!({"team": "ads"});
+    let run = service.run(&body).await;
+    service.ended(&run).await;
+    let request = &place.provider.seen.requests()[0];
+    let metadata = request.header("x-litellm-spend-logs-metadata").unwrap();
+    let metadata: Value = serde_json::from_str(metadata).unwrap();
+    let told = [&metadata["graph_id"], &metadata["team"], &metadata["run_id"]];
+    assert_eq!(told, [&json!("sandbox:agent"), &json!("ads"), &json!(run)]);
+    place.stop(service);
+}
+
+/// A revoked grant loses its streams at the next event; its runs end where the revocation says so, and chats in any case.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_grant_loses_its_streams_and_its_runs() {
+    let place = Place::new("gate=1").await;
+    let service = place.start();
+    let (patient, gone) = (place.grant(&[]), place.grant(&[]));
+    let (kept, ended) =
+        (patient.run(&asked("fake/gate=1")).await, gone.run(&asked("fake/gate=1")).await);
+    let (watcher, path) = (patient.clone(), format!("/api/v1/runs/{kept}/events"));
+    let watcher = tokio::spawn(async move { watcher.get(&path).await });
+    let talk = patient.clone();
+    let talk =
+        tokio::spawn(async move { talk.post("/api/v1/ai/chat", &chat("fake/gate=1")).await });
+    let are_asking = || place.provider.seen.requests().len() == 3;
+    tokio::task::block_in_place(|| patience(are_asking, || "three runs do not ask".to_owned()));
+    place.cogni(&["grant", "revoke", &patient.id]);
+    place.cogni(&["grant", "revoke", "--cancel-runs", &gone.id]);
+    assert_eq!(service.ended(&ended).await["error_code"], "cancelled");
+    let row = service.get(&format!("/api/v1/runs/{kept}")).await.json();
+    assert_eq!(row["state"], "running", "{row}");
+    // The service remembers a grant for half a second.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    // One for each answer that waits there, the cancelled run's among them.
+    place.provider.gate.open(3);
+    assert_eq!(service.ended(&kept).await["error_code"], Value::Null);
+    let stream = watcher.await.unwrap();
+    assert!(told(stream.text()).iter().all(|told| told.kind != "final"), "{}", stream.text());
+    let talked = talk.await.unwrap();
+    let chat = talked.header("x-run-id").unwrap().to_owned();
+    assert!(told(talked.text()).iter().all(|told| told.kind != "final"));
+    assert_eq!(service.ended(&chat).await["state"], "ended");
+    place.stop(service);
+}

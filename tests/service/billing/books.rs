@@ -1,0 +1,485 @@
+//! B2, B4: facts and notices in any order, more than once and all at the same time: one receipt for each call, and a flag
+//! where one is missing, unpriced or contradicted.
+
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::audit::record::Outcome;
+use cogni_gateway::base::db::{Database, Schema};
+use cogni_gateway::billing::books::Fate;
+use cogni_gateway::billing::{self, Books, Fact, Flag, Notice, RunBill, Source, State};
+use cogni_gateway::budget::{Nanodollars, Tokens, Usage};
+use futures_util::future::join_all;
+use insta::assert_json_snapshot;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+use super::{at, books, fact, notice, recorded};
+
+/// What LiteLLM says of an attempt that failed.
+fn failure(call_id: &str) -> Notice {
+    Notice { is_failure: true, input: Tokens(0), output: Tokens(0), ..notice(call_id, 0) }
+}
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+/// B4: `run/attempt/call id`, the amount in billionths, who says so, and when.
+#[tokio::test]
+async fn a_receipt_says_what_it_is_for() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    assert_eq!(books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
+    assert_eq!(books.take(vec![notice("call-1", 25_000)]).await.unwrap(), [Fate::New]);
+    let mut receipts = books.receipts("run-1").await.unwrap();
+    receipts[0].received = at("09:30:02");
+    assert_json_snapshot!(receipts, @r#"
+    [
+      {
+        "source_reference": "run-1/0/call-1",
+        "call_id": "call-1",
+        "run": "run-1",
+        "attempt": "0",
+        "account": "acct-42",
+        "model": "gpt",
+        "amount_usd": "0.000025",
+        "source": "litellm_callback",
+        "input": 11,
+        "output": 7,
+        "ended": "2026-11-22T09:30:01.000Z",
+        "received": "2026-11-22T09:30:02.000Z"
+      }
+    ]
+    "#);
+    let bill = books.summary("run-1").await.unwrap();
+    assert_json_snapshot!(bill, @r#"
+    {
+      "run": "run-1",
+      "account": "acct-42",
+      "calls": 1,
+      "billable": 1,
+      "estimated": 0,
+      "receipts": 1,
+      "amount_usd": "0.000025",
+      "missing": 0,
+      "overdue": 0,
+      "unpriced": 0,
+      "conflicting": 0,
+      "state": "complete",
+      "flags": []
+    }
+    "#);
+    assert_eq!(books.facts("run-1").await.unwrap(), [fact("call-1", at("09:30:01"))]);
+    assert_eq!(books.summary("run-2").await.unwrap().calls, 0);
+}
+
+/// B2: LiteLLM may be quicker than our own record.
+#[tokio::test]
+async fn a_notice_waits_for_its_call() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let ingested = books.ingest(&recorded("callback.json")).await.unwrap();
+    assert_eq!((ingested.new, ingested.unknown), (0, 4));
+    let id = "01a20298-18a2-760d-a1c9-56d8cd515a17";
+    let first = Fact {
+        run: "run-7".to_owned(),
+        ..fact("01a20298-15f8-7428-a20a-7213618e37a2", at("09:30:52"))
+    };
+    books.record(std::slice::from_ref(&first)).await.unwrap();
+    let receipts = books.receipts("run-7").await.unwrap();
+    assert_eq!((receipts.len(), receipts[0].amount), (1, Nanodollars(50_000)));
+    assert_eq!(receipts[0].source_reference, format!("run-7/0/{}", first.call_id));
+    let again = books.ingest(&recorded("callback.json")).await.unwrap();
+    assert_eq!((again.new, again.known, again.unknown), (0, 4, 0));
+    assert!(books.known(vec![id.to_owned()]).await.unwrap().is_empty());
+}
+
+/// B2: what LiteLLM sends twice, or to two of our processes at once, is charged once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_call_is_charged_once_however_often_it_is_said() {
+    let place = tempdir().unwrap();
+    let (one, other) = (books(place.path()), books(place.path()));
+    let calls: Vec<_> = (0..40).map(|number| format!("call-{number}")).collect();
+    let facts: Vec<_> = calls.iter().map(|call| fact(call, SystemTime::now())).collect();
+    let notices: Vec<_> = calls.iter().map(|call| notice(call, 25_000)).collect();
+    let work = (0..16).map(|number| {
+        let books = if number % 2 == 0 { one.clone() } else { other.clone() };
+        let (facts, notices) = (facts.clone(), notices.clone());
+        tokio::spawn(async move {
+            if number % 3 == 0 {
+                books.record(&facts).await.unwrap();
+                vec![]
+            } else {
+                books.take(notices).await.unwrap()
+            }
+        })
+    });
+    let fates: Vec<_> = join_all(work).await.into_iter().flat_map(Result::unwrap).collect();
+    assert!(fates.iter().all(|fate| *fate != Fate::Conflicting));
+    let bill = one.summary("run-1").await.unwrap();
+    assert_eq!((bill.calls, bill.receipts, bill.amount), (40, 40, Nanodollars(1_000_000)));
+    assert_eq!(bill.state, State::Complete);
+}
+
+/// B2: a second price for a call is kept, and flagged, and not charged; a billionth is what rounding does.
+#[tokio::test]
+async fn another_price_is_a_conflict_and_no_charge() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    let said = vec![
+        notice("call-1", 25_000),
+        notice("call-1", 25_001),
+        notice("call-1", 26_000),
+        notice("call-1", 26_000),
+    ];
+    let fates = books.take(said).await.unwrap();
+    assert_eq!(fates, [Fate::New, Fate::Known, Fate::Conflicting, Fate::Conflicting]);
+    let bill = books.summary("run-1").await.unwrap();
+    assert_eq!((bill.amount, bill.receipts, bill.conflicting), (Nanodollars(25_000), 1, 1));
+    assert_eq!(bill.flags, [Flag::Conflicting]);
+}
+
+/// B2: whoever names a run of his own choice for a call of ours changes nothing of it.
+#[tokio::test]
+async fn a_notice_that_names_another_run_is_a_conflict() {
+    let stranger = Notice { run: Some("run-9".to_owned()), ..notice("call-1", 1) };
+    for stranger_first in [true, false] {
+        let place = tempdir().unwrap();
+        let books = books(place.path());
+        if stranger_first {
+            books.take(vec![stranger.clone()]).await.unwrap();
+        }
+        books.record(&[fact("call-1", SystemTime::now())]).await.unwrap();
+        if !stranger_first {
+            assert_eq!(books.take(vec![stranger.clone()]).await.unwrap(), [Fate::Conflicting]);
+        }
+        assert_eq!(books.take(vec![notice("call-1", 25_000)]).await.unwrap(), [Fate::New]);
+        let bill = books.summary("run-1").await.unwrap();
+        assert_eq!((bill.amount, bill.flags), (Nanodollars(25_000), vec![Flag::Conflicting]));
+    }
+}
+
+/// B2: LiteLLM gives up on a deployment and comes through with the next, or says again that it gave up.
+#[tokio::test]
+async fn a_failure_gives_way_to_what_came_through() {
+    let failure = failure("call-1");
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    let said = vec![
+        failure.clone(),
+        failure.clone(),
+        notice("call-1", 25_000),
+        failure,
+        notice("call-1", 25_000),
+    ];
+    let fates = books.take(said).await.unwrap();
+    assert_eq!(fates, [Fate::Unpaid, Fate::Known, Fate::New, Fate::Known, Fate::Known]);
+    let bill = books.summary("run-1").await.unwrap();
+    assert_eq!((bill.amount, bill.receipts, bill.flags), (Nanodollars(25_000), 1, vec![]));
+}
+
+/// B3, B4: LiteLLM tells of a failed attempt, and what it tells of the one that came through is lost. The call is not
+/// free: it is asked for, and flagged in time.
+#[tokio::test]
+async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
+    for failure_first in [true, false] {
+        let place = tempdir().unwrap();
+        let books = books(place.path());
+        let (said, call) = (failure("call-1"), fact("call-1", at("09:30:01")));
+        if failure_first {
+            assert_eq!(books.take(vec![said.clone()]).await.unwrap(), [Fate::Waits]);
+        }
+        books.record(&[call]).await.unwrap();
+        if !failure_first {
+            assert_eq!(books.take(vec![said]).await.unwrap(), [Fate::Unpaid]);
+        }
+        let asked = books.unreceipted(at("09:00:00"), at("09:31:00")).await.unwrap();
+        assert_eq!(asked.len(), 1, "it is asked for");
+        let bill = books.summary_at("run-1", at("09:45:00")).await.unwrap();
+        assert_eq!((bill.receipts, bill.state), (0, State::Pending));
+        let bill = books.summary_at("run-1", at("09:47:00")).await.unwrap();
+        assert_eq!((bill.state, bill.flags), (State::Overdue, vec![Flag::Unreceipted]));
+        assert_eq!(books.flagged(at("09:47:00")).await.unwrap().len(), 1);
+        let totals = books.totals(at("09:47:00")).await.unwrap();
+        assert_eq!((totals.unreceipted_calls, totals.waiting_notices), (1, 0));
+        books.take(vec![notice("call-1", 25_000)]).await.unwrap();
+        let bill = books.summary("run-1").await.unwrap();
+        assert_eq!((bill.amount, bill.state), (Nanodollars(25_000), State::Complete));
+    }
+}
+
+/// B4: a call that used nothing is closed by the failure that says so, and opened again where it had used something.
+#[tokio::test]
+async fn a_failure_closes_a_call_that_used_nothing() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let ended = fact("call-1", at("09:30:01"));
+    let lost = Fact { outcome: Outcome::Crashed, usage: Usage::default(), ..ended.clone() };
+    books.record(&[lost]).await.unwrap();
+    assert_eq!(books.take(vec![failure("call-1")]).await.unwrap(), [Fate::New]);
+    books.record(&[ended]).await.unwrap();
+    let bill = books.summary_at("run-1", at("09:31:00")).await.unwrap();
+    assert_eq!((bill.receipts, bill.missing), (0, 1));
+}
+
+/// B4: whether a call was free is judged by what it used, whatever LiteLLM says that it used.
+#[tokio::test]
+async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let free = Notice { input: Tokens(0), output: Tokens(0), ..notice("call-1", 0) };
+    assert_eq!(books.take(vec![free]).await.unwrap(), [Fate::New]);
+    assert_eq!(books.summary("run-1").await.unwrap().flags, [Flag::Unpriced]);
+    assert_eq!(books.totals(SystemTime::now()).await.unwrap().unpriced_calls, 1);
+}
+
+/// B4: calls that an earlier version closed with a failed attempt are open again; all else stays as it was.
+#[tokio::test]
+async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
+    let place = tempdir().unwrap();
+    let file = place.path().join("state.db");
+    let earlier = Schema { steps: &billing::SCHEMA.steps[..3], ..billing::SCHEMA };
+    drop(Database::open(&file, &[earlier]).unwrap());
+    let connection = rusqlite::Connection::open(&file).unwrap();
+    for (call, input, is_failure, amount) in
+        [("failed", 11, 1, 0), ("unused", 0, 1, 0), ("free", 11, 0, 0), ("paid", 11, 0, 25_000)]
+    {
+        let given = format!(
+            "INSERT INTO billing_fact VALUES ('{call}', 'run-1', '0', 'a', 'litellm', 'chat_completions', 'gpt', 0,
+                 'completed', 200, {input}, 0, 0, 0, 0, 0, 'provider', 0, NULL, 1, 2, {input} > 0, 1, 5);
+             INSERT INTO billing_notice VALUES ('{call}', 'litellm_callback', 'run-1', {is_failure}, {amount}, 0, 0, 2, 3, 1);
+             INSERT INTO billing_receipt VALUES ('run-1/0/{call}', '{call}', 'run-1', 'litellm_callback', {amount}, 0, 0,
+                 2, 3);"
+        );
+        connection.execute_batch(&given).unwrap();
+    }
+    drop(connection);
+    let books = books(place.path());
+    let receipts = books.receipts("run-1").await.unwrap();
+    let mut left: Vec<_> = receipts.iter().map(|receipt| &*receipt.call_id).collect();
+    left.sort_unstable();
+    assert_eq!(left, ["free", "paid", "unused"]);
+    let bill = books.summary_at("run-1", SystemTime::UNIX_EPOCH).await.unwrap();
+    assert_eq!((bill.missing, bill.unpriced), (1, 1));
+}
+
+/// B4: where there is no LiteLLM, our own prices are the receipt; a model without one is flagged.
+#[tokio::test]
+async fn without_litellm_the_price_table_charges() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let now = SystemTime::now();
+    let priced = Fact { upstream: "anthropic".to_owned(), ..fact("call-1", now) };
+    let unpriced =
+        Fact { cost: Nanodollars::ZERO, ..Fact { call_id: "call-2".to_owned(), ..priced.clone() } };
+    let refused = Fact {
+        usage: Usage::default(),
+        ..Fact { call_id: "call-3".to_owned(), ..unpriced.clone() }
+    };
+    books.record(&[priced, unpriced, refused]).await.unwrap();
+    let bill = books.summary("run-1").await.unwrap();
+    assert_eq!((bill.calls, bill.billable, bill.receipts, bill.unpriced), (3, 2, 2, 1));
+    assert_eq!(
+        (bill.amount, bill.state, bill.flags),
+        (Nanodollars(25_000), State::Complete, vec![Flag::Unpriced])
+    );
+    assert!(
+        books
+            .receipts("run-1")
+            .await
+            .unwrap()
+            .iter()
+            .all(|receipt| receipt.source == Source::PriceTable)
+    );
+}
+
+/// B1, B4: what was taken for lost and ended after all is put right, its charge too; never the other way.
+#[tokio::test]
+async fn a_call_that_was_taken_for_lost_is_put_right() {
+    for upstream in ["litellm", "openai"] {
+        let place = tempdir().unwrap();
+        let books = books(place.path());
+        let ended = Fact { upstream: upstream.to_owned(), ..fact("call-1", at("09:30:01")) };
+        let usage = Usage { input: Tokens(600), output: Tokens(4096), ..Usage::default() };
+        let lost = Fact {
+            outcome: Outcome::Crashed,
+            usage,
+            cost: Nanodollars(9_000_000),
+            ..ended.clone()
+        };
+        assert_eq!(books.record(std::slice::from_ref(&lost)).await.unwrap(), 1);
+        assert_eq!(books.record(&[ended.clone(), lost]).await.unwrap(), 0);
+        assert_eq!(books.facts("run-1").await.unwrap(), [ended]);
+        if upstream == "openai" {
+            assert_eq!(books.summary("run-1").await.unwrap().amount, Nanodollars(25_000));
+        }
+    }
+}
+
+/// B1, B4: a live log was read as if nobody wrote it any more, and then the upstream has refused the call: it is not
+/// charged, but for what somebody else says of it.
+#[tokio::test]
+async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
+    for is_said in [false, true] {
+        let place = tempdir().unwrap();
+        let books = books(place.path());
+        let upstream = "openai".to_owned();
+        let lost = Fact { outcome: Outcome::Crashed, upstream, ..fact("call-1", at("09:30:01")) };
+        let refused = Fact {
+            outcome: Outcome::Completed,
+            status: 429,
+            usage: Usage::default(),
+            ..lost.clone()
+        };
+        let refused = Fact { cost: Nanodollars::ZERO, ..refused };
+        books.record(&[lost]).await.unwrap();
+        assert_eq!(books.summary("run-1").await.unwrap().receipts, 1);
+        if is_said {
+            books.take(vec![notice("call-1", 7)]).await.unwrap();
+        }
+        books.record(&[refused]).await.unwrap();
+        let amounts: Vec<_> =
+            books.receipts("run-1").await.unwrap().iter().map(|receipt| receipt.amount).collect();
+        let expected = if is_said { vec![Nanodollars(7)] } else { vec![] };
+        assert_eq!(amounts, expected);
+        let bill = books.summary("run-1").await.unwrap();
+        assert_eq!((bill.calls, bill.billable, bill.state), (1, 0, State::Complete));
+    }
+}
+
+/// B4: within the bound a call is waited for; beyond it its run is flagged, until its receipt comes.
+#[tokio::test]
+async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let end = at("09:30:00");
+    let free = Fact { usage: Usage::default(), status: 400, ..fact("call-0", end) };
+    books.record(&[free, fact("call-1", end), fact("call-2", end + MINUTE)]).await.unwrap();
+    let state = async |now| {
+        let bill = books.summary_at("run-1", now).await.unwrap();
+        let totals = books.totals(now).await.unwrap();
+        let runs = books.flagged(now).await.unwrap().len();
+        assert_eq!(totals.unreceipted_calls, bill.overdue);
+        assert_eq!(totals.unreceipted_runs, runs as u64);
+        assert_eq!(totals.pending_calls, bill.missing - bill.overdue);
+        (bill.state, bill.overdue, runs)
+    };
+    assert_eq!(state(end + 15 * MINUTE).await, (State::Pending, 0, 0));
+    assert_eq!(state(end + 15 * MINUTE + Duration::from_secs(1)).await, (State::Overdue, 1, 1));
+    assert_eq!(state(end + 17 * MINUTE).await, (State::Overdue, 2, 1));
+    let open = books.unreceipted(end, end).await.unwrap();
+    assert_eq!(open.iter().map(|call| call.settled).collect::<Vec<_>>(), [end, end + MINUTE]);
+    books.take(vec![notice("call-1", 25_000), notice("call-2", 25_000)]).await.unwrap();
+    assert_eq!(state(end + 17 * MINUTE).await, (State::Complete, 0, 0));
+    assert_eq!(books.unreceipted(end, end).await.unwrap(), []);
+}
+
+/// The service is restarted; what it was told is still there.
+#[tokio::test]
+async fn books_that_are_opened_again_say_the_same() {
+    let place = tempdir().unwrap();
+    let said = |books: Books| async move {
+        let bill = books.summary("run-1").await.unwrap();
+        (bill, books.receipts("run-1").await.unwrap())
+    };
+    let first = books(place.path());
+    first.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    first.take(vec![notice("call-1", 25_000)]).await.unwrap();
+    let before = said(first).await;
+    assert_eq!(said(books(place.path())).await, before);
+}
+
+/// B2: what the endpoint answers.
+#[tokio::test]
+async fn an_ingest_is_counted() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+    items.push(json!({ "status": "success" }));
+    items.push(json!({ "litellm_call_id": "theirs", "status": "success", "endTime": 1.0 }));
+    let body = Value::from(items).to_string();
+    let ingested = books.ingest(body.as_bytes()).await.unwrap();
+    assert_json_snapshot!(ingested, @r#"
+    {
+      "new": 0,
+      "known": 0,
+      "unknown": 4,
+      "conflicting": 0,
+      "unpaid": 0,
+      "foreign": 1,
+      "invalid": 1,
+      "complaints": [
+        {
+          "item": 4,
+          "message": "`litellm_call_id` is missing, so nobody can tell which call this is"
+        }
+      ]
+    }
+    "#);
+    assert!(books.ingest(b"{").await.is_err());
+}
+
+/// One thing that happens to the books.
+#[derive(Clone, Debug)]
+enum Happening {
+    Recorded(usize),
+    Said(usize),
+    SaidByRows(usize),
+    Failed(usize),
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// B2, B4: whatever comes first and however often, what is charged depends only on what was said.
+    #[test]
+    fn the_order_changes_nothing(
+        mut happenings in prop::collection::vec((0..4_usize, 0..4_u8), 0..20).prop_map(|list| {
+            list.into_iter().map(|(call, what)| match what {
+                0 => Happening::Recorded(call),
+                1 => Happening::Said(call),
+                2 => Happening::SaidByRows(call),
+                _ => Happening::Failed(call),
+            }).collect::<Vec<_>>()
+        }),
+        seed in any::<u64>(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let straight = runtime.block_on(after(&happenings));
+        let length = happenings.len().max(1);
+        happenings.rotate_left(usize::try_from(seed % length as u64).unwrap());
+        happenings.reverse();
+        prop_assert_eq!(straight, runtime.block_on(after(&happenings)));
+    }
+}
+
+async fn after(happenings: &[Happening]) -> (RunBill, Vec<(String, Nanodollars)>) {
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let books = books(place.path());
+    for happening in happenings {
+        let call = |number: &usize| (format!("call-{number}"), 1000 * (*number as u64 + 1));
+        match happening {
+            Happening::Recorded(number) => {
+                books.record(&[fact(&call(number).0, at("09:30:01"))]).await.unwrap();
+            }
+            Happening::Said(number) => {
+                let (id, amount) = call(number);
+                books.take(vec![notice(&id, amount)]).await.unwrap();
+            }
+            Happening::SaidByRows(number) => {
+                let (id, amount) = call(number);
+                let notice = Notice { source: Source::LitellmSpendLogs, ..notice(&id, amount) };
+                books.take(vec![notice]).await.unwrap();
+            }
+            Happening::Failed(number) => {
+                let failed = Notice { is_failure: true, ..notice(&call(number).0, 0) };
+                books.take(vec![failed]).await.unwrap();
+            }
+        }
+    }
+    let receipts = books.receipts("run-1").await.unwrap();
+    let charged = receipts.into_iter().map(|receipt| (receipt.call_id, receipt.amount)).collect();
+    (books.summary_at("run-1", at("10:00:00")).await.unwrap(), charged)
+}

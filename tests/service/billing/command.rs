@@ -1,0 +1,142 @@
+//! B3, B4: the command line: from an audit log to receipts, without a service.
+
+use std::process::{Command, Output};
+
+use cogni_gateway::upstream::Kind;
+use insta::assert_snapshot;
+use serde_json::json;
+use tempfile::tempdir;
+
+use super::recorded;
+use crate::support::app::TestApp;
+
+/// B1, B4: a finished run's log, twice; its receipts come from the price table where there is no LiteLLM.
+#[tokio::test]
+async fn an_audit_log_becomes_receipts() {
+    let app = TestApp::with(|config| config.upstream.kind = Kind::Anthropic).await;
+    let body = json!({ "model": "claude-haiku-4-5", "max_tokens": 100, "messages": [] });
+    app.client().post("/v1/messages", &body).await;
+    app.recorded("request.settled", 1).await;
+    let place = tempdir().unwrap();
+    let log = place.path().join("audit.jsonl");
+    std::fs::copy(app.audit_log(), &log).unwrap();
+    app.stop().await;
+    let billing = |arguments: &[&str]| billing(place.path(), arguments);
+
+    let said = [
+        billing(&["record", "audit.jsonl"]),
+        billing(&["record", "audit.jsonl"]),
+        billing(&["receipts", "--run", "run-1"]),
+        billing(&["status"]),
+        billing(&["status", "--json"]),
+    ];
+    assert_snapshot!(said.join("\n"), @r#"
+    $ billing record audit.jsonl
+    audit.jsonl: 1 calls, 1 of them new
+    exit 0
+    $ billing record audit.jsonl
+    audit.jsonl: 1 calls, 0 of them new
+    exit 0
+    $ billing receipts --run run-1
+    run-1/0/ID  claude-haiku-4-5  11 in, 5 out  $0.000036  price_table
+    account acct-1: $0.000036, 1 receipts for 1 billable calls, complete
+    exit 0
+    $ billing status
+    calls     1, 1 receipts, 0 still waited for
+    nothing is flagged
+    exit 0
+    $ billing status --json
+    {"calls":1,"receipts":1,"pending_calls":0,"unreceipted_calls":0,"unreceipted_runs":0,"unpriced_calls":0,"conflicting_calls":0,"waiting_notices":0,"flagged":[]}
+    exit 0
+    "#);
+}
+
+/// B2: a batch by hand; it waits for the calls that are not in the books.
+#[test]
+fn a_batch_can_be_taken_in_by_hand() {
+    let place = tempdir().unwrap();
+    std::fs::write(place.path().join("batch.json"), recorded("callback.json")).unwrap();
+    let billing = |arguments: &[&str]| billing(place.path(), arguments);
+    let said = [
+        billing(&["ingest", "batch.json"]),
+        billing(&["status"]),
+        billing(&["receipts", "--run", "run-7"]),
+        billing(&["record", "no-such-log"]),
+        billing(&["reconcile", "--since", "yesterday"]),
+        billing(&["reconcile"]),
+    ];
+    assert_snapshot!(said.join("\n"), @r#"
+    $ billing ingest batch.json
+    {"new":0,"known":0,"unknown":4,"conflicting":0,"unpaid":0,"foreign":0,"invalid":0}
+    exit 0
+    $ billing status
+    calls     0, 0 receipts, 0 still waited for
+    waiting   4 calls that LiteLLM has told of, and no audit log has
+    nothing is flagged
+    exit 0
+    $ billing receipts --run run-7
+    error: the books have no call of run `run-7`
+    exit 2
+    $ billing record no-such-log
+    error: `no-such-log`: No such file or directory (os error 2)
+    exit 2
+    $ billing reconcile --since yesterday
+    error: invalid value 'yesterday' for '--since <TIME|DURATION>': give a time such as 2026-11-22T09:30:00Z, or how long ago, such as 24h
+
+    For more information, try '--help'.
+    exit 2
+    $ billing reconcile
+    error: give `LITELLM_MASTER_KEY`, or its file
+    exit 2
+    "#);
+}
+
+/// A place that is none is told, and not made.
+#[test]
+fn whoever_looks_for_books_makes_none() {
+    let place = tempdir().unwrap();
+    let billing = |arguments: &[&str]| billing(place.path(), arguments);
+    let said = [
+        billing(&["status"]),
+        billing(&["receipts", "--run", "run-7"]),
+        billing(&["reconcile"]),
+        billing(&["status", "--receipt-bound", "200000000000000d"]),
+    ];
+    assert_snapshot!(said.join("\n"), @"
+    $ billing status
+    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    exit 2
+    $ billing receipts --run run-7
+    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    exit 2
+    $ billing reconcile
+    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    exit 2
+    $ billing status --receipt-bound 200000000000000d
+    error: invalid value '200000000000000d' for '--receipt-bound <DURATION>': give a hundred years at most
+
+    For more information, try '--help'.
+    exit 2
+    ");
+    assert!(!place.path().join("state").exists());
+}
+
+/// What the command prints, and its exit status, with call ids left out.
+fn billing(place: &std::path::Path, arguments: &[&str]) -> String {
+    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .arg("billing")
+        .args(arguments)
+        .current_dir(place)
+        .env("COGNI_STATE_DIR", "state")
+        .env_remove("LITELLM_MASTER_KEY")
+        .output()
+        .unwrap();
+    let said = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    let id = regex::Regex::new("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").unwrap();
+    format!(
+        "$ billing {}\n{}exit {}",
+        arguments.join(" "),
+        id.replace_all(&said, "ID"),
+        status.code().unwrap()
+    )
+}

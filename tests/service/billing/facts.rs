@@ -1,0 +1,281 @@
+//! B1: a fact for each call, whichever way it ended, from real traffic and from a log that is cut anywhere.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use cogni_gateway::audit::record::{Admitted, Finished, Outcome, Settled, Started};
+use cogni_gateway::audit::{self, Log};
+use cogni_gateway::billing::Fact;
+use cogni_gateway::billing::facts::Reader;
+use cogni_gateway::budget::price::Unknown;
+use cogni_gateway::budget::{self, Amount, Nanodollars, Price, Tokens, Usage};
+use cogni_gateway::gateway::policy::OnClientGone;
+use cogni_gateway::upstream::Kind;
+use insta::assert_snapshot;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+
+/// B1: whole, streamed, refused upstream, cut by the provider, left by the client; a refusal of ours is no call.
+#[tokio::test]
+async fn every_way_a_call_can_end_is_a_fact() {
+    let price: Price = toml::from_str("input = \"1\"\noutput = \"2\"").unwrap();
+    let app = TestApp::with(|config| {
+        config.prices.unknown = Unknown::Price(Arc::new(price));
+        config.policy.on_client_gone = OnClientGone::Cancel;
+    })
+    .await;
+    let (client, chat) = (app.client(), "/v1/chat/completions");
+    client.post(chat, &asked("fake/input=11;output=7", false)).await;
+    let (_, is_whole) =
+        client.open(chat, &asked("fake/input=11;output=7;cached=3", true)).await.rest().await;
+    assert!(is_whole);
+    client.post(chat, &asked("fake/status=503", false)).await;
+    let (_, is_whole) =
+        client.open(chat, &asked("fake/fault=reset@2;input=11", true)).await.rest().await;
+    assert!(!is_whole);
+    let stream = client.open("/v1/messages", &asked("fake/gate=2;input=11", true)).await;
+    app.upstream.gate.reached(1).await;
+    drop(stream);
+    app.recorded("request.settled", 5).await;
+    client.post("/v1/nowhere", &asked("fake", false)).await;
+    client.post("/v1/messages/count_tokens", &asked("fake", false)).await;
+
+    let log = app.audit_log();
+    let mut live = Reader::open(&log);
+    let early = live.read_new().unwrap();
+    let mut facts = early.clone();
+    app.recorded("request.settled", 6).await;
+    let (rest, end) = live.finish();
+    end.unwrap();
+    facts.extend(rest);
+    app.stop().await;
+    assert!(early.len() >= 5, "a follower sees them while the run goes on");
+    assert_snapshot!(table(&facts), @r#"
+    chat_completions fake/input=11;output=7: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
+    chat_completions fake/input=11;output=7;cached=3: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
+    chat_completions fake/status=503: attempt 0, completed 503, 35 in, 0 out, estimated, $0.000035
+    chat_completions fake/fault=reset@2;input=11: attempt 0, upstream_failed 200, 39 in, 4 out, estimated, $0.000047
+    messages fake/gate=2;input=11: attempt 0, client_gone 200, 11 in, 20 out, estimated, $0.000051
+    count_tokens fake: attempt 0, completed 200, 0 in, 0 out, estimated, $0
+    "#);
+    for fact in &facts {
+        assert_eq!(
+            (fact.run.as_str(), fact.attempt.as_str(), fact.account.as_str()),
+            ("run-1", "0", "acct-1")
+        );
+        assert!(fact.started <= fact.settled);
+        assert_eq!(fact.is_billable(), fact.status == 200 && fact.route != "count_tokens");
+    }
+}
+
+/// B1: who answered decides who says what it cost.
+#[tokio::test]
+async fn a_fact_says_what_answered_and_what_that_said_it_cost() {
+    for (kind, name, by_litellm) in [
+        (Kind::Litellm, "litellm", true),
+        (Kind::Openai, "openai", false),
+        (Kind::Anthropic, "anthropic", false),
+    ] {
+        let app = TestApp::with(|config| config.upstream.kind = kind).await;
+        app.client().post("/v1/messages", &asked("fake", false)).await;
+        let log = app.audit_log();
+        app.recorded("request.settled", 1).await;
+        let fact = Reader::open(&log).read_new().unwrap().remove(0);
+        assert_eq!((fact.upstream.as_str(), fact.is_billed_by_litellm()), (name, by_litellm));
+        app.stop().await;
+    }
+}
+
+/// B1: a call whose end a crash has lost is a fact before the log is taken up again and after, and the same one.
+#[test]
+fn a_call_that_a_crash_has_lost_is_charged_for_what_it_had_reserved() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("audit.jsonl");
+    crash(&log, "0");
+    let (lost, end) = Reader::open(&log).finish();
+    end.unwrap();
+    let opened = open(&log, "1");
+    opened.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 }).unwrap();
+    drop(opened);
+    let (recovered, end) = Reader::open(&log).finish();
+    end.unwrap();
+    let told = |facts: &[Fact]| {
+        facts
+            .iter()
+            .map(|fact| format!("{} {:?} {:?}", fact.source_reference(), fact.outcome, fact.usage))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(told(&lost), told(&recovered));
+    assert_snapshot!(table(&recovered), @r#"
+    chat_completions gpt: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
+    chat_completions gpt: attempt 0, crashed 0, 600 in, 4096 out, estimated, $0.008792
+    chat_completions gpt: attempt 0, crashed 0, 600 in, 4096 out, estimated, $0.008792
+    "#);
+}
+
+/// B1, G11: what somebody has changed afterwards is no fact, and what stands before it is.
+#[test]
+fn a_log_that_was_changed_gives_what_stands_before_and_says_where_it_is_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("audit.jsonl");
+    let mut bytes = WHOLE.clone();
+    let settled: Vec<_> = memchr::memmem::find_iter(&bytes, b"request.settled").collect();
+    let output =
+        settled[2] + memchr::memmem::find(&bytes[settled[2]..], b"\"output\":").unwrap() + 9;
+    bytes[output] = if bytes[output] == b'1' { b'2' } else { b'1' };
+    fs::write(&log, bytes).unwrap();
+    let mut reader = Reader::open(&log);
+    assert_eq!(reader.read_new().unwrap().len(), 2);
+    assert!(reader.read_new().is_err());
+    let (_facts, end) = reader.finish();
+    let error = anyhow::Error::from(end.unwrap_err());
+    let error = format!("{error:#}").replace(&log.display().to_string(), "LOG");
+    assert_snapshot!(error, @"the audit log `LOG` cannot be read: record 7 (line 7, byte 2662): the content does not match its hash");
+}
+
+/// A follower may come before the log does.
+#[test]
+fn a_log_that_is_not_there_yet_has_no_facts() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("audit.jsonl");
+    let mut reader = Reader::open(&log);
+    assert_eq!(reader.read_new().unwrap(), []);
+    fs::write(&log, &*WHOLE).unwrap();
+    assert_eq!(reader.read_new().unwrap(), whole());
+    assert_eq!(reader.read_new().unwrap(), []);
+}
+
+proptest! {
+    /// B1: a log that grows by any pieces gives the facts of the whole, in the same order.
+    #[test]
+    fn a_log_cut_anywhere_gives_the_same_facts(mut cuts in prop::collection::vec(0..WHOLE.len(), 0..12)) {
+        cuts.sort_unstable();
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let log = folder.path().join("audit.jsonl");
+        File::create(&log).unwrap();
+        let mut file = OpenOptions::new().append(true).open(&log).unwrap();
+        let (mut reader, mut facts, mut from) = (Reader::open(&log), vec![], 0);
+        for cut in cuts {
+            file.write_all(&WHOLE[from..cut]).unwrap();
+            facts.extend(reader.read_new().unwrap());
+            from = cut;
+        }
+        file.write_all(&WHOLE[from..]).unwrap();
+        let (rest, end) = reader.finish();
+        end.unwrap();
+        facts.extend(rest);
+        prop_assert_eq!(facts, whole());
+    }
+}
+
+/// Two processes of one run: the first crashed in the middle of three calls.
+static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("audit.jsonl");
+    crash(&log, "0");
+    let opened = open(&log, "1");
+    for number in 0..3 {
+        call(&opened, &format!("second-{number}"), true);
+    }
+    opened.finish(&Finished { spent: Amount::default(), admitted: 3, refused: 0 }).unwrap();
+    drop(opened);
+    fs::read(log).unwrap()
+});
+
+fn whole() -> Vec<Fact> {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("audit.jsonl");
+    fs::write(&log, &*WHOLE).unwrap();
+    let (facts, end) = Reader::open(&log).finish();
+    end.unwrap();
+    assert_eq!(facts.len(), 6);
+    facts
+}
+
+fn crash(log: &Path, attempt: &str) {
+    let opened = open(log, attempt);
+    call(&opened, "first-0", true);
+    call(&opened, "first-1", false);
+    call(&opened, "first-2", false);
+}
+
+fn call(log: &Log, request: &str, ends: bool) {
+    let amount = |input, output, cost| Amount {
+        turns: 1,
+        input: Tokens(input),
+        output: Tokens(output),
+        cost: Nanodollars(cost),
+    };
+    let admitted = Admitted {
+        request,
+        route: "chat_completions",
+        model: Some("gpt"),
+        rules: &[],
+        stream: true,
+        request_bytes: 100,
+        pid: None,
+        reserved: amount(600, 4096, 8_792_000),
+    };
+    futures_util::FutureExt::now_or_never(log.admitted(&admitted)).unwrap().unwrap();
+    if !ends {
+        return;
+    }
+    let usage = Usage {
+        input: Tokens(11),
+        output: Tokens(7),
+        source: budget::Source::Provider,
+        ..Usage::default()
+    };
+    log.settled(&Settled {
+        request,
+        outcome: Outcome::Completed,
+        status: 200,
+        code: None,
+        usage,
+        charged: amount(11, 7, 25_000),
+        response_bytes: 900,
+        frames: 4,
+        litellm_call_id: Some(request),
+        litellm_response_cost: None,
+        reported_cost_usd: Some(Nanodollars(25_000)),
+        first_byte_ms: Some(3.0),
+        duration_ms: 8.0,
+    });
+}
+
+fn open(log: &Path, attempt: &str) -> Log {
+    let config = audit::Config { path: Some(log.to_owned()), ..audit::Config::default() };
+    let started = Started {
+        run: "run-1".into(),
+        attempt: attempt.into(),
+        account: "acct-42".into(),
+        version: "0.1.0".into(),
+        policy: "9f86d081".into(),
+        prices: "8d969eef".into(),
+        upstream: "litellm",
+        trace: None,
+    };
+    Log::open(&config, &started).unwrap().0
+}
+
+fn asked(model: &str, stream: bool) -> Value {
+    let messages = json!([{ "role": "user", "content": "hello" }]);
+    json!({ "model": model, "stream": stream, "max_tokens": 20, "messages": messages })
+}
+
+fn table(facts: &[Fact]) -> String {
+    let row = |fact: &Fact| {
+        let Fact { route, outcome, status, usage, cost, .. } = fact;
+        let model = fact.model.as_deref().unwrap_or("-");
+        let (outcome, source) = (outcome.as_str(), usage.source.as_str());
+        let (attempt, input, output) = (&fact.attempt, usage.input.0, usage.output.0);
+        format!(
+            "{route} {model}: attempt {attempt}, {outcome} {status}, {input} in, {output} out, {source}, ${cost}"
+        )
+    };
+    facts.iter().map(row).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,261 @@
+//! B3: our books beside LiteLLM's, against a stand-in that answers as a real one did, with its pages and without.
+
+use std::time::Duration;
+
+use cogni_gateway::billing::books::Filter;
+use cogni_gateway::billing::reconcile::{Error, Report};
+use cogni_gateway::billing::{Books, Fact, Notice, Source};
+use cogni_gateway::budget::{self, Nanodollars, Tokens, Usage};
+use cogni_gateway::cli::billing::Shown;
+use insta::assert_snapshot;
+use tempfile::tempdir;
+
+use super::litellm::{Kind, Litellm, client, row};
+use super::{at, books, fact, notice};
+use crate::support::process::NOBODY;
+
+const UNARY: &str = "01a20298-15f8-7428-a20a-7213618e37a2";
+const STREAM: &str = "01a20298-1c99-763c-9bd8-e4dcb2c7fdcb";
+const MESSAGES: &str = "01a20298-2568-7128-9aae-ccbbfe4a339f";
+
+/// B3: nothing missing, nothing unknown, no delta; and receipts for all of it.
+#[tokio::test]
+async fn books_that_agree_get_their_receipts() {
+    let litellm = Litellm::start(Kind::Pages);
+    let place = tempdir().unwrap();
+    let books = with_calls(place.path(), &[UNARY, STREAM, MESSAGES]).await;
+    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    assert!(report.is_clean());
+    assert_snapshot!(shown(&report), @r#"
+    calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs/v2
+    matched      3, charged $0.000213; 3 receipts written
+    pending      0, ended less than 15m ago
+    missing      0
+    unknown      0
+    conflicting  0
+    delta        +0 in, +0 out, +$0
+    "#);
+    let receipts = books.receipts("run-7").await.unwrap();
+    assert!(receipts.iter().all(|receipt| receipt.source == Source::LitellmSpendLogs));
+    let again = reconcile(&books, &litellm, &day()).await.unwrap();
+    assert_eq!((again.matched, again.receipts_written), (3, 0));
+}
+
+/// B3: the same rows from a LiteLLM that has no pages, where we filter; one more of them is a call that failed.
+#[tokio::test]
+async fn without_pages_whole_days_are_read_and_filtered_here() {
+    let litellm = Litellm::start(Kind::Days);
+    let place = tempdir().unwrap();
+    let books = with_calls(place.path(), &[UNARY, STREAM, MESSAGES]).await;
+    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    assert_snapshot!(shown(&report), @r#"
+    calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs
+    matched      3, charged $0.000213; 3 receipts written
+    pending      0, ended less than 15m ago
+    missing      0
+    unknown      1 of LiteLLM's, which name runs of ours
+        run-7 01a20298-264d-7228-9477-9313fdbfa41f  unknown-model  0 in, 0 out  $0
+    conflicting  0
+    delta        +0 in, +0 out, +$0
+    "#);
+    let asked = litellm.asked();
+    assert_snapshot!(asked.join("\n"), @r#"
+    /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=1&page_size=500&sort_by=startTime&sort_order=asc
+    /spend/logs?start_date=2026-11-22&end_date=2026-11-23&summarize=false
+    "#);
+    let theirs = Filter { account: Some("acct-9".to_owned()), ..day() };
+    let report = reconcile(&books, &litellm, &theirs).await.unwrap();
+    assert_eq!((report.matched, report.unknown.len(), report.is_clean()), (0, 0, true));
+}
+
+/// B3: what only we have, what only they have, and what both have in another way.
+#[tokio::test]
+async fn what_differs_is_told() {
+    let litellm = Litellm::start(Kind::Pages);
+    let place = tempdir().unwrap();
+    let books = with_calls(place.path(), &[UNARY]).await;
+    let other = Fact { run: "run-7".to_owned(), ..fact("no-such-call", at("09:31:00")) };
+    let late = Fact { call_id: "late-call".to_owned(), settled: at("09:50:00"), ..other.clone() };
+    let refused = Fact { call_id: "refused".to_owned(), usage: Usage::default(), ..other.clone() };
+    let direct =
+        Fact { call_id: "direct".to_owned(), upstream: "openai".to_owned(), ..other.clone() };
+    books.record(&[other, late, refused, direct]).await.unwrap();
+    let usage =
+        Usage { output: Tokens(9), source: budget::Source::Estimated, ..ours(MESSAGES).usage };
+    books.record(&[Fact { usage, ..ours(MESSAGES) }]).await.unwrap();
+    books
+        .take(vec![Notice { run: Some("run-7".to_owned()), ..notice(UNARY, 60_000) }])
+        .await
+        .unwrap();
+    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    assert!(!report.is_clean());
+    assert_snapshot!(shown(&report), @r#"
+    calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs/v2
+    matched      2, charged $0.000188; 1 receipts written
+    pending      1, ended less than 15m ago
+    missing      1 of ours, which LiteLLM does not know
+        run-7 no-such-call  gpt  11 in, 7 out  $0.000025
+    unknown      1 of LiteLLM's, which name runs of ours
+        run-7 01a20298-1c99-763c-9bd8-e4dcb2c7fdcb  gpt  11 in, 7 out  $0.000025
+    conflicting  1 with another price than before
+        run-7 01a20298-15f8-7428-a20a-7213618e37a2  mock  10 in, 20 out  $0.00005
+    delta        +0 in, -2 out, +$0
+        run-7 01a20298-2568-7128-9aae-ccbbfe4a339f  gpt  +0 in, -2 out, +$0 (ours is an estimate)
+    "#);
+}
+
+/// B3: more rows than a page holds, asked for by account; nothing is kept of other callers' rows.
+#[tokio::test]
+async fn all_pages_are_read() {
+    let rows: Vec<_> = (0..1203)
+        .map(|number| row(&format!("call-{number}"), if number % 2 == 0 { "run-7" } else { "" }))
+        .collect();
+    let litellm = Litellm::start(Kind::Rows(rows));
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let facts: Vec<_> =
+        (0..1203).step_by(2).map(|number| ours(&format!("call-{number}"))).collect();
+    books.record(&facts).await.unwrap();
+    let filter = Filter { account: Some("acct 42/ü".to_owned()), ..day() };
+    let report = reconcile(&books, &litellm, &filter).await.unwrap();
+    assert_eq!((report.matched, report.unknown.len()), (0, 0), "no row is of that account");
+    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    assert_eq!((report.matched, report.receipts_written, report.unknown.len()), (602, 602, 0));
+    assert_eq!(books.totals(at("10:00:00")).await.unwrap().waiting_notices, 0);
+    assert_snapshot!(litellm.asked()[2..].join("\n"), @r#"
+    /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=2&page_size=500&sort_by=startTime&sort_order=asc
+    /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=3&page_size=500&sort_by=startTime&sort_order=asc
+    "#);
+}
+
+/// B3: one run's calls only.
+#[tokio::test]
+async fn a_run_can_be_asked_for_alone() {
+    let litellm = Litellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[ours("call-1")]).await.unwrap();
+    let filter = Filter { run: Some("run-7".to_owned()), ..day() };
+    let report = reconcile(&books, &litellm, &filter).await.unwrap();
+    assert_eq!((report.matched, report.unknown.len()), (1, 0));
+    books
+        .record(&[Fact { run: "run-8".to_owned(), ..fact("other", at("08:00:00")) }])
+        .await
+        .unwrap();
+    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    assert_eq!((report.matched, report.unknown.len()), (1, 1));
+}
+
+/// B3: LiteLLM's row may be there before our own record is.
+#[tokio::test]
+async fn a_call_that_has_just_ended_is_not_unknown_yet() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let mut row = row("call-1", "run-7");
+    row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] =
+        books.deployment().await.unwrap().into();
+    let litellm = Litellm::start(Kind::Rows(vec![row]));
+    let seen = async |now| {
+        let report = books.reconcile(&client(litellm.address), &day(), now).await.unwrap();
+        (report.pending, report.unknown.len(), report.is_clean())
+    };
+    assert_eq!(seen(at("09:45:00")).await, (1, 0, true));
+    assert_eq!(seen(at("09:46:00")).await, (0, 1, false));
+}
+
+/// B3: why there is no report.
+#[tokio::test]
+async fn a_litellm_that_does_not_answer_is_told_apart() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    for (kind, expected) in [
+        (
+            Kind::Says(500, "{\"detail\":\"Database not connected\"}"),
+            "LiteLLM refuses to show its spend logs (500 Internal Server Error): {\"detail\":\"Database not connected\"}",
+        ),
+        (Kind::Says(401, "no"), "LiteLLM refuses to show its spend logs (401 Unauthorized): no"),
+        (
+            Kind::Says(200, "{}"),
+            "LiteLLM's spend logs are not what they were: missing field `data` at line 1 column 2",
+        ),
+    ] {
+        let litellm = Litellm::start(kind);
+        let error = reconcile(&books, &litellm, &day()).await.unwrap_err();
+        let told = error.to_string();
+        assert_eq!(told, expected);
+    }
+    let error = books.reconcile(&client(NOBODY), &day(), at("10:00:00")).await.unwrap_err();
+    assert!(matches!(error, Error::Litellm(_)), "{error}");
+}
+
+async fn with_calls(place: &std::path::Path, ids: &[&str]) -> Books {
+    let books = books(place);
+    let facts: Vec<_> = ids.iter().map(|id| ours(id)).collect();
+    books.record(&facts).await.unwrap();
+    books
+}
+
+/// Our own record of a call that stands in the recorded rows.
+fn ours(id: &str) -> Fact {
+    let call = Fact { run: "run-7".to_owned(), ..fact(id, at("09:30:54")) };
+    match id {
+        UNARY => Fact {
+            cost: Nanodollars(50_000),
+            usage: Usage { input: Tokens(10), output: Tokens(20), ..call.usage },
+            ..call
+        },
+        MESSAGES => {
+            Fact { cost: Nanodollars::ZERO, reported_cost: Some(Nanodollars(138_000)), ..call }
+        }
+        _ => call,
+    }
+}
+
+fn day() -> Filter {
+    Filter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None }
+}
+
+async fn reconcile(books: &Books, litellm: &Litellm, filter: &Filter) -> Result<Report, Error> {
+    books.reconcile(&client(litellm.address), filter, at("10:00:00")).await
+}
+
+fn shown(report: &Report) -> String {
+    let mut text = vec![];
+    Shown { json: false }.report(report, Duration::from_mins(15), &mut text).unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+/// B3: LiteLLM has a row for each attempt of a call, in any order. The one that was charged counts, with pages and
+/// without; while it is not there yet, the call is missing.
+#[tokio::test]
+async fn the_attempt_that_came_through_counts() {
+    let failed = || {
+        let mut row = row("call-1", "run-7");
+        row["request_id"] = "failed-attempt".into();
+        row["status"] = "failure".into();
+        (row["spend"], row["prompt_tokens"], row["completion_tokens"]) =
+            (0.into(), 0.into(), 0.into());
+        row
+    };
+    let paid = || row("call-1", "run-7");
+    let rows = [
+        (vec![failed(), paid()], true),
+        (vec![paid(), failed()], true),
+        // A row of midnight is of both days.
+        (vec![paid(), paid(), failed(), failed()], true),
+        (vec![failed()], false),
+    ];
+    for (rows, is_paid) in rows {
+        for kind in [Kind::Rows(rows.clone()), Kind::DaysOf(rows)] {
+            let litellm = Litellm::start(kind);
+            let place = tempdir().unwrap();
+            let books = books(place.path());
+            books.record(&[ours("call-1")]).await.unwrap();
+            let report = reconcile(&books, &litellm, &day()).await.unwrap();
+            assert_eq!(report.is_clean(), is_paid, "{}", shown(&report));
+            assert_eq!((report.receipts_written, report.different.len()), (u64::from(is_paid), 0));
+            let amount = books.summary("run-7").await.unwrap().amount;
+            assert_eq!(amount, Nanodollars(if is_paid { 25_000 } else { 0 }));
+        }
+    }
+}

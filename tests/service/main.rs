@@ -1,0 +1,16 @@
+//! The service around runs: API, grants, journal, billing.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test support is not production code"
+)]
+
+mod api;
+mod billing;
+mod grant;
+mod journal;
+mod service;
+#[expect(dead_code, reason = "each test binary uses a part of it")]
+#[path = "../support/support.rs"]
+mod support;

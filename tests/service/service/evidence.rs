@@ -1,0 +1,292 @@
+//! A4, G11: a run's audit log is told as proved when it is the one that was closed when the run ended, and not otherwise;
+//! logs that are old enough go, where somebody has said so.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use cogni_gateway::audit::record::{Finished, Started};
+use cogni_gateway::audit::relay::Applied;
+use cogni_gateway::audit::{Config, KEY_FILE, Log};
+use cogni_gateway::base::db::Database;
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::budget::Amount;
+use cogni_gateway::delivery::OUTBOX;
+use cogni_gateway::delivery::outbox::{Outbox, Progress};
+use cogni_gateway::journal;
+use serde_json::{Value, json};
+
+use super::{Place, ask};
+use crate::support::delivery::{order, plan};
+use crate::support::process::{PATIENCE, patience};
+use crate::support::service::Service;
+
+/// Whoever can write the directory of the logs can put another log there, but not one that passes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_was_forged_swapped_or_cut_is_told_from_the_one_that_was_closed() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let (other, run) = (service.run(&ask("one")).await, service.run(&ask("two")).await);
+    service.ended(&other).await;
+    service.ended(&run).await;
+    let (file, key) = (place.audit_log(&run), key(&place));
+    let log = fs::read(&file).unwrap();
+    let lines: Vec<_> = log.split_inclusive(|byte| *byte == b'\n').collect();
+    let sealed = proof(&service, &run).await;
+    assert_eq!(
+        (&sealed["verified"], &sealed["finished"]),
+        (&json!(true), &json!(true)),
+        "{sealed}"
+    );
+    assert_eq!(sealed["records"], json!(lines.len()));
+
+    let mut reasons = vec![];
+    let mut forge = async |name: &str, forged: &dyn Fn(&Path)| {
+        forged(&file);
+        let proof = proof(&service, &run).await;
+        assert_eq!(proof["verified"], false, "{name}: {proof}");
+        assert_eq!(proof["records"], 0, "what it says is told, as if it were true: {proof}");
+        let reason = proof["broken"].as_str().unwrap();
+        let reason = reason.replace(&other, "OTHER").replace(&other_key().1, "KEY");
+        let all = lines.len();
+        let counts = [(all + 3, "ALL + 3"), (all, "ALL"), (all - 1, "ALL - 1")];
+        let reason = counts.iter().fold(reason, |reason, (count, name)| {
+            let count = |words: &str| (format!("{words} {count} "), format!("{words} {name} "));
+            let named = [count("has"), count("its"), count("had")];
+            named.iter().fold(reason, |reason, (count, name)| reason.replace(count, name))
+        });
+        reasons.push(format!("{name}: {reason}"));
+        fs::write(&file, &log).unwrap();
+    };
+    forge("swapped", &|file| {
+        fs::copy(place.audit_log(&other), file).unwrap();
+    })
+    .await;
+    forge("its first record", &|file| fs::write(file, lines[0]).unwrap()).await;
+    forge("without its signature", &|file| {
+        fs::write(file, lines[..lines.len() - 1].concat()).unwrap();
+    })
+    .await;
+    forge("empty", &|file| fs::write(file, "").unwrap()).await;
+    forge("gone", &|file| fs::remove_file(file).unwrap()).await;
+    forge("a byte", &|file| {
+        fs::write(file, String::from_utf8_lossy(&log).replacen("acct-1", "acct-2", 1)).unwrap();
+    })
+    .await;
+    forge("by another key", &|file| write(file, &run, &other_key().0, lines.len())).await;
+    forge("by our own key", &|file| write(file, &run, &key, lines.len())).await;
+    forge("gone on with", &|file| append(file, &run, &key)).await;
+    insta::assert_snapshot!(reasons.join("\n"), @"
+    swapped: it is the log of run `OTHER`
+    its first record: it has 1 of its ALL records: some are missing at its end
+    without its signature: it has ALL - 1 of its ALL records: some are missing at its end
+    empty: it has 0 of its ALL records: some are missing at its end
+    gone: it is gone: it had ALL records when the run ended
+    a byte: record 1 (line 1, byte 0): the content does not match its hash
+    by another key: it is another log than when the run ended, signed with another key: `KEY`
+    by our own key: it is another log than when the run ended: records were changed, and all signed anew
+    gone on with: it has ALL + 3 records, and had ALL when the run ended: some were added
+    ");
+    assert_eq!(proof(&service, &run).await, sealed, "the log itself is as good as ever");
+    place.stop(service);
+}
+
+/// One key signs for all processes that have the directory, and it is nobody else's to read.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_state_directory_outlives_its_processes() {
+    let place = Place::new("").await;
+    let mut keys = vec![];
+    for _ in 0..2 {
+        let service = place.start();
+        let run = service.run(&ask("hello")).await;
+        service.ended(&run).await;
+        let proof = proof(&service, &run).await;
+        assert_eq!(proof["verified"], true, "{proof}");
+        keys.push(proof["public_key"].clone());
+        place.stop(service);
+    }
+    assert_eq!(keys[0], keys[1]);
+    let mode = fs::metadata(place.state_dir().join(KEY_FILE)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    // Whoever brings a key of their own has that instead; what was signed before is as good as it was.
+    let mut place = place;
+    let (seed, public) = other_key();
+    place.set("AUDIT_SIGNING_KEY", &seed);
+    let service = place.start();
+    let run = service.run(&ask("hello")).await;
+    service.ended(&run).await;
+    assert_eq!(proof(&service, &run).await["public_key"], json!(public));
+    let listed = service.get("/api/v1/runs").await.json();
+    for row in listed["runs"].as_array().unwrap() {
+        assert_eq!(proof(&service, row["id"].as_str().unwrap()).await["verified"], true, "{row}");
+    }
+    place.stop(service);
+}
+
+/// A run that its process has left is closed by the next one, which vouches for its log from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_an_interrupted_run_is_closed_and_vouched_for() {
+    let place = Place::new("gate=1").await;
+    let mut service = place.start();
+    let run = service.run(&ask("hello")).await;
+    let log = place.audit_log(&run);
+    let is_admitted = || fs::read_to_string(&log).is_ok_and(|log| log.contains("request.admitted"));
+    tokio::task::block_in_place(|| patience(is_admitted, || "no call is admitted".to_owned()));
+    let open = proof(&service, &run).await;
+    assert_eq!((&open["verified"], &open["finished"]), (&json!(true), &json!(false)), "{open}");
+    service.process.signal("KILL");
+    service.process.wait();
+    // As a crash in the middle of a write leaves it.
+    let torn = [fs::read(&log).unwrap(), b"{\"v\":1,\"seq\":".to_vec()].concat();
+    fs::write(&log, torn).unwrap();
+
+    let service = place.start();
+    let row = service.ended(&run).await;
+    assert_eq!(row["error_code"], "interrupted");
+    let closed = proof(&service, &run).await;
+    let facts = json!([closed["verified"], closed["finished"], closed["open"], closed["crashed"]]);
+    assert_eq!(facts, json!([true, true, 0, 1]), "{closed}");
+    let text = fs::read_to_string(&log).unwrap();
+    fs::write(&log, text.split_inclusive('\n').take(3).collect::<String>()).unwrap();
+    assert_eq!(proof(&service, &run).await["verified"], false);
+    place.stop(service);
+}
+
+/// The relay's directory is swept by the service, too, and not only by whoever thinks of `relay sweep`.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
+    let place = Place::new("").await;
+    let work = place.state_dir().join("work");
+    let (old, young) = (work.join("old"), work.join("young"));
+    for directory in [&old, &young] {
+        fs::create_dir_all(directory).unwrap();
+        fs::write(directory.join("bundle"), "x").unwrap();
+    }
+    let long_ago = SystemTime::now() - Duration::from_hours(31 * 24);
+    fs::File::open(&old).unwrap().set_modified(long_ago).unwrap();
+    let service = place.start();
+    tokio::task::block_in_place(|| patience(|| !old.exists(), || "it is still there".to_owned()));
+    assert!(young.exists(), "it is young");
+    place.stop(service);
+}
+
+/// A log goes when it is old, its run is forgotten and no work of it is kept, and no sooner.
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_go_when_they_are_older_than_they_are_kept() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let mut runs = vec![];
+    for text in ["forgotten", "remembered", "young", "held", "left"] {
+        let run = service.run(&ask(text)).await;
+        service.ended(&run).await;
+        runs.push(run);
+    }
+    place.stop(service);
+    let [forgotten, remembered, young, held, left] = &runs[..] else { unreachable!() };
+    let beside = place.audit_log(forgotten).with_extension("jsonl.torn-3");
+    fs::write(&beside, "{").unwrap();
+    let row = keep_work(&place, held, left);
+    fs::write(place.audit_log(&row), "").unwrap();
+    let kept = [remembered, held, left, &row];
+    let logs = kept.into_iter().chain([forgotten]).map(|name| place.audit_log(name));
+    for log in logs.chain([beside.clone()]) {
+        let long_ago = SystemTime::now() - Duration::from_hours(3);
+        fs::File::options().append(true).open(log).unwrap().set_modified(long_ago).unwrap();
+    }
+    for run in [forgotten, young, held, left] {
+        end_long_ago(&place, run).await;
+    }
+
+    // Nobody has said for how long they are kept.
+    let service = place.start();
+    let is_forgotten = format!("/api/v1/runs/{forgotten}");
+    let begun = Instant::now();
+    while service.get(&is_forgotten).await.status != 404 {
+        assert!(begun.elapsed() < PATIENCE, "it is not forgotten");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    place.stop(service);
+    assert!(runs.iter().all(|run| place.audit_log(run).exists()), "kept for ever");
+
+    place.write_config("audit_retention = \"2h\"");
+    let service = place.start();
+    let is_gone = || !place.audit_log(forgotten).exists() && !beside.exists();
+    tokio::task::block_in_place(|| patience(is_gone, || "the old log is still there".to_owned()));
+    for name in kept {
+        assert!(place.audit_log(name).exists(), "{name} of {kept:?}");
+    }
+    assert!(place.audit_log(young).exists(), "it is young");
+    assert_eq!(proof(&service, remembered).await["verified"], true);
+    place.stop(service);
+}
+
+async fn proof(service: &Service, run: &str) -> Value {
+    service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
+}
+
+fn key(place: &Place) -> String {
+    fs::read_to_string(place.state_dir().join(KEY_FILE)).unwrap()
+}
+
+/// A forger's, and its other half.
+fn other_key() -> (String, String) {
+    let key = cogni_gateway::audit::SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
+    ("22".repeat(32), key.public().to_string())
+}
+
+/// A log of so many records that is as good as any, but for who has written it.
+fn write(file: &Path, run: &str, key: &str, records: usize) {
+    fs::remove_file(file).unwrap();
+    let log = open(file, run, key);
+    for _ in 0..records - 3 {
+        log.relayed(&Applied { relay: "-", head: "-" });
+    }
+    finish(&log);
+}
+
+/// Three records more: a start, an end and its signature.
+fn append(file: &Path, run: &str, key: &str) {
+    finish(&open(file, run, key));
+}
+
+fn open(file: &Path, run: &str, key: &str) -> Log {
+    let key = Some(Secret::new(key.trim()));
+    let config = Config { path: Some(file.to_owned()), signing_key: key, ..Config::default() };
+    let started = Started {
+        run: run.to_owned(),
+        attempt: "1".to_owned(),
+        account: "acct-1".to_owned(),
+        version: "0".to_owned(),
+        policy: "-".to_owned(),
+        prices: "-".to_owned(),
+        trace: None,
+        upstream: "openai",
+    };
+    Log::open(&config, &started).unwrap().0
+}
+
+fn finish(log: &Log) {
+    log.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 }).unwrap();
+}
+
+/// Work of one run that was held, and a workspace of another that holds something still. Returns the name of the first.
+fn keep_work(place: &Place, held: &str, left: &str) -> String {
+    let outbox = Outbox::open(&place.state_dir().join(OUTBOX)).unwrap();
+    let job = outbox.add(&order(held)).unwrap();
+    let why = "somebody is to look at it".to_owned();
+    outbox.advance(&job, Progress::Held { code: "held", why }).unwrap();
+    let workspace = place.path().join("workspace");
+    let desk = outbox.begin(&plan(&order(left)), &workspace).unwrap();
+    outbox.leave(&desk, &workspace, "files").unwrap();
+    job.id
+}
+
+/// So that it is forgotten at the next start.
+async fn end_long_ago(place: &Place, run: &str) {
+    let file = place.state_dir().join("state.db");
+    let (database, run) = (Database::open(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
+    let end = "UPDATE run SET ended = 1 WHERE id = ?1";
+    database.write(move |change| change.execute(end, [run])).await.unwrap();
+}

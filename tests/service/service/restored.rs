@@ -1,0 +1,148 @@
+//! A3, A5: what a start finds that is not what an earlier process has left: a grant that is revoked meanwhile, a database
+//! that is older than the runs, and signals that come too early.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::journal::{self, Added, Journal, New};
+use cogni_gateway::runner::Message;
+use cogni_gateway::supervisor::Wanted;
+use serde_json::{Value, json};
+
+use super::{Place, ask};
+use crate::support::process::{Process, patience};
+use crate::support::service::{Grant, Service};
+
+/// A3: its token is worth nothing any more, and so is what it has asked for and was not begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_grants_queued_run_does_not_begin() {
+    let place = Place::new("").await;
+    let (revoked, good) = (place.grant(&[]), place.grant(&[]));
+    queue(&place, &revoked, "run-0").await;
+    queue(&place, &good, "run-1").await;
+    place.cogni(&["grant", "revoke", &revoked.id]);
+    let service = place.start();
+    let row = service.ended("run-0").await;
+    assert_eq!((&row["error_code"], &row["started_at"]), (&json!("grant_revoked"), &Value::Null));
+    assert_eq!(
+        row["result"]["error"],
+        "it was cancelled before it began: this grant has been revoked"
+    );
+    assert_eq!(service.ended("run-1").await["error_code"], Value::Null);
+    assert_eq!(place.books().summary("run-0").await.unwrap().calls, 0);
+    place.stop(service);
+}
+
+/// A5, B4: the run was queued when the backup was made, and has ended since. It is not paid for again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_backup_begins_no_run_again() {
+    let place = Place::new("").await;
+    let grant = place.grant(&[]);
+    queue(&place, &grant, "run-0").await;
+    let (file, backup) = (place.state_dir().join("state.db"), place.path().join("backup.db"));
+    let connection = rusqlite::Connection::open(&file).unwrap();
+    connection.execute("VACUUM INTO ?1", [backup.to_str().unwrap()]).unwrap();
+    drop(connection);
+    let service = place.start();
+    assert_eq!(service.ended("run-0").await["error_code"], Value::Null);
+    let later = service.run(&ask("hello")).await;
+    service.ended(&later).await;
+    let before = (bill(&service).await, asked(&place));
+    assert_ne!(before.0["billable"], 0, "{before:?}");
+    place.stop(service);
+    for name in ["-wal", "-shm"] {
+        let _ = fs::remove_file(format!("{}{name}", file.display()));
+    }
+    fs::copy(&backup, &file).unwrap();
+
+    let service = place.start();
+    let row = service.ended("run-0").await;
+    assert_eq!(row["error_code"], "interrupted", "{row}");
+    let proof = service.get("/api/v1/runs/run-0/audit").await.json();
+    assert_eq!(proof["verified"], true, "{proof}");
+    let said = service.process.said();
+    assert!(said.contains("newer than every run in the database"), "{said}");
+    let after = (bill(&service).await, asked(&place));
+    assert_eq!(
+        (&after.0["calls"], &after.0["billable"]),
+        (&before.0["calls"], &before.0["billable"])
+    );
+    assert_eq!(after.1, before.1, "it has called again");
+    place.stop(service);
+}
+
+/// R5: what comes while another process still has the state directory is remembered, and ends nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
+    let place = Place::new("").await;
+    place.stop(place.start());
+    let held = File::options().write(true).open(place.state_dir().join("serve.lock")).unwrap();
+    for signals in [&["HUP", "USR1"][..], &["TERM"]] {
+        held.lock().unwrap();
+        let mut service = Process::start(&mut place.command(), "the service does not start");
+        let is_registered = || has_handler(service.id(), SIGHUP);
+        tokio::task::block_in_place(|| {
+            patience(is_registered, || "SIGHUP has no handler".to_owned());
+        });
+        for signal in signals {
+            service.signal(signal);
+        }
+        held.unlock().unwrap();
+        let status = tokio::task::block_in_place(|| {
+            if signals == ["TERM"] {
+                return service.wait();
+            }
+            service.until(|said| said.contains("are read again"));
+            service.terminate()
+        });
+        assert!(status.success(), "{signals:?}: {}", service.said());
+    }
+}
+
+fn has_handler(pid: u32, signal: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
+}
+
+/// A run that was accepted by a process which has ended before it began.
+async fn queue(place: &Place, grant: &Grant, run: &str) {
+    let wanted = Wanted {
+        grant: grant.id.clone(),
+        agent: "sandbox:agent".to_owned(),
+        model: Some("fake".to_owned()),
+        messages: vec![Message::user("hello")],
+        account: "acct-1".to_owned(),
+        ..Wanted::default()
+    };
+    let new = New {
+        id: run.to_owned(),
+        grant: grant.id.clone(),
+        idempotency_key: None,
+        most: None,
+        digest: String::new(),
+        agent: wanted.agent.clone(),
+        account: wanted.account.clone(),
+        model: "fake".to_owned(),
+        wanted: serde_json::to_string(&wanted).unwrap(),
+    };
+    let added = open(&place.state_dir().join("state.db")).add(new).await.unwrap();
+    assert!(matches!(added, Added::New(_)), "{added:?}");
+}
+
+fn open(file: &Path) -> Journal {
+    Journal::new(Database::open(file, &[journal::SCHEMA]).unwrap())
+}
+
+async fn bill(service: &Service) -> Value {
+    service.get("/api/v1/runs/run-0/receipts").await.json()["bill"].clone()
+}
+
+fn asked(place: &Place) -> usize {
+    // The bookkeeper asks for spend logs there, too.
+    place.provider.seen.requests().iter().filter(|request| request.method == "POST").count()
+}
+
+const SIGHUP: u32 = 1;

@@ -1,0 +1,186 @@
+//! A4, R5: runs that an earlier process has accepted and that wait for a place: they can be cancelled where they are,
+//! and who stops the service leaves them to the next one.
+
+use std::fs;
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::catalog;
+use cogni_gateway::journal::{self, Journal, New};
+use cogni_gateway::supervisor::Wanted;
+use serde_json::{Value, json};
+
+use super::super::{Place, ask};
+use super::{assert_once, kinds, until, watch};
+use crate::support::service::Service;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
+    let place = Place::new("gate=head").await;
+    limit(&place, 1);
+    accept(&place, &["run-1", "run-2", "run-3"]).await;
+    let mut service = place.start();
+    place.provider.gate.reached(1).await;
+    let waiting = of_state(&service, "queued").await;
+    assert_eq!(waiting.len(), 2, "{waiting:?}");
+
+    let mut watched = watch(&service, &waiting[0], None).await;
+    let left = watch(&service, &waiting[1], None).await;
+    service.post(&format!("/api/v1/runs/{}/cancel", waiting[0]), &json!({})).await;
+    until(&mut watched, "final").await;
+    let told = service.events(&waiting[0]).await;
+    assert_eq!(kinds(&told), ["error", "done", "final"]);
+    assert_eq!(
+        told[0].data,
+        json!({"code": "cancelled", "message": "it was cancelled before it began"})
+    );
+
+    let begun = of_state(&service, "running").await;
+    service.process.signal("TERM");
+    // Its watchers are sent away, to come again.
+    assert_eq!(left.rest().await, (String::new(), true));
+    place.provider.gate.open(2);
+    assert!(tokio::task::block_in_place(|| service.process.wait()).success());
+    let mut service = place.start();
+    for run in [&begun[0], &waiting[1]] {
+        let told = service.events(run).await;
+        assert_once(&told);
+        assert_eq!(told.last().unwrap().data["ok"], true, "{run}: {told:?}");
+    }
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+/// As a process has that is killed before it begins them.
+async fn accept(place: &Place, runs: &[&str]) {
+    let database = Database::open(&place.state_dir().join("state.db"), &[journal::SCHEMA]);
+    let journal = Journal::new(database.unwrap());
+    // The grant's own id is not known here; an admin sees them all.
+    for run in runs {
+        let wanted = json!({
+            "grant": "g1",
+            "agent": "sandbox:agent",
+            "model": "fake",
+            "messages": [{"role": "user", "content": "hello"}],
+            "account": "acct-1",
+        });
+        serde_json::from_value::<Wanted>(wanted.clone()).unwrap();
+        let new = New {
+            id: (*run).to_owned(),
+            grant: "g1".to_owned(),
+            idempotency_key: None,
+            most: None,
+            digest: (*run).to_owned(),
+            agent: "sandbox:agent".to_owned(),
+            account: "acct-1".to_owned(),
+            model: "fake".to_owned(),
+            wanted: wanted.to_string(),
+        };
+        journal.add(new).await.unwrap();
+    }
+}
+
+async fn of_state(service: &Service, state: &str) -> Vec<String> {
+    let listed = service.get(&format!("/api/v1/runs?state={state}")).await.json();
+    let ids = listed["runs"].as_array().unwrap().iter();
+    ids.map(|run| Value::as_str(&run["id"]).unwrap().to_owned()).collect()
+}
+
+/// How many runs there may be at once.
+fn limit(place: &Place, most: usize) {
+    let file = place.path().join("serve.toml");
+    let most = format!("max_runs = {most}");
+    let config = fs::read_to_string(&file).unwrap().replace("max_runs = 256", &most);
+    fs::write(&file, config).unwrap();
+}
+
+/// Where the runs of a branch have a sandbox in common.
+async fn residents() -> Place {
+    let place = Place::new("gate=head").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = format!("mode = \"long_running\"\n{entry}");
+    fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    place
+}
+
+/// R7: the place of a run that waits for the one before it is another run's meanwhile; those that wait are counted, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_for_another_takes_no_place_from_others() {
+    let place = residents().await;
+    limit(&place, 2);
+    let mut service = place.start();
+    let on = |branch: &str| {
+        let mut body = ask("hello");
+        body["branch_key"] = json!(branch);
+        body
+    };
+    let first = service.run(&on("line-1")).await;
+    place.provider.gate.reached(1).await;
+    let mut waiting = vec![];
+    while waiting.len() < 2 {
+        // Each gives its place back a moment after it was accepted.
+        let answer = service.post("/api/v1/runs", &on("line-1")).await;
+        if answer.status == 429 || answer.status == 503 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            continue;
+        }
+        assert!(answer.status.is_success(), "{}", answer.text());
+        waiting.push(answer.json()["id"].as_str().unwrap().to_owned());
+    }
+    let other = loop {
+        let answer = service.post("/api/v1/runs", &on("line-2")).await;
+        if answer.status.is_success() {
+            break answer.json()["id"].as_str().unwrap().to_owned();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    place.provider.gate.reached(2).await;
+    place.provider.gate.open(1000);
+    for run in [&first, &other, &waiting[0], &waiting[1]] {
+        assert_eq!(service.ended(run).await["error_code"], Value::Null);
+    }
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+/// R7: a run that waits for the one before it in its branch's sandbox does not wait to be cancelled.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_for_another_is_cancelled_at_once() {
+    let place = residents().await;
+    let mut service = place.start();
+    let mut body = ask("hello");
+    body["branch_key"] = json!("line-1");
+    let first = service.run(&body).await;
+    place.provider.gate.reached(1).await;
+    let second = service.run(&body).await;
+    let mut watched = watch(&service, &second, None).await;
+    until(&mut watched, "run_started").await;
+    service.post(&format!("/api/v1/runs/{second}/cancel"), &json!({})).await;
+    until(&mut watched, "final").await;
+    assert_once(&service.events(&second).await);
+    assert_eq!(service.ended(&second).await["error_code"], "cancelled");
+    assert_eq!(of_state(&service, "running").await, [first.as_str()]);
+    place.provider.gate.open(1);
+    assert_eq!(service.ended(&first).await["error_code"], Value::Null);
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+/// Cancelled as soon as they are accepted, runs are in the middle of being started.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_starting_is_cancelled() {
+    let place = Place::new("gate=head").await;
+    let mut service = place.start();
+    for _ in 0..10 {
+        let run = service.run(&ask("hello")).await;
+        let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
+        assert_eq!(cancelled.status, 202, "{}", cancelled.text());
+        let told = service.events(&run).await;
+        assert_once(&told);
+        assert_eq!(told.last().unwrap().data["error_code"], "cancelled", "{told:?}");
+    }
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}

@@ -1,0 +1,173 @@
+//! A5: the service's file, as an earlier program has left it, and as a later one has.
+
+use std::path::{Path, PathBuf};
+
+use cogni_gateway::base::db::{Database, Schema};
+use cogni_gateway::journal::{Journal, Row};
+use cogni_gateway::{billing, grant, journal};
+use rusqlite::Connection;
+use serde_json::json;
+
+use super::{Place, ask};
+use crate::support::process::Process;
+use crate::support::service::Service;
+
+/// What the first program has written is served by this one: nothing of it is lost, and what that program could not yet do
+/// is not claimed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_the_first_version_is_served() {
+    let mut place = Place::new("").await;
+    let file = database(&place);
+    for name in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{name}", file.display()));
+    }
+    let _ = std::fs::remove_file(place.state_dir().join("audit.key"));
+    let old = Connection::open(&file).unwrap();
+    old.pragma_update(None, "journal_mode", "WAL").unwrap();
+    old.execute_batch(include_str!("first_version.sql")).unwrap();
+    drop(old);
+    std::fs::create_dir_all(place.state_dir().join("audit")).unwrap();
+    std::fs::write(place.audit_log("run-old"), "").unwrap();
+
+    place.owner = place.mint(&[
+        "--access",
+        "read,runs,admin",
+        "--allow-sandbox",
+        "--agent",
+        "*",
+        "--account",
+        "acct-1",
+    ]);
+    let service = place.start();
+    old_run_is_as_it_was(&service).await;
+    let left = service.ended("run-left").await;
+    assert_eq!((&left["error_code"], &left["account"]), (&json!("interrupted"), &json!("acct-7")));
+    let waiting = service.ended("run-waiting").await;
+    assert_eq!(waiting["error_code"], json!(null), "{waiting}");
+    let new = service.run(&ask("hello")).await;
+    assert_eq!(service.ended(&new).await["error_code"], json!(null));
+    let proof = service.get(&format!("/api/v1/runs/{new}/audit")).await.json();
+    assert_eq!(proof["verified"], true, "{proof}");
+    place.stop(service);
+    assert_eq!(shape(&file), shape_of_new().await, "it is another file than a new one");
+}
+
+async fn old_run_is_as_it_was(service: &Service) {
+    let row = service.get("/api/v1/runs/run-old").await.json();
+    insta::assert_snapshot!(serde_json::to_string_pretty(&row).unwrap(), @r#"
+    {
+      "account": "acct-7",
+      "agent": "sandbox:agent",
+      "created_at": "1970-01-01T00:00:00.001Z",
+      "ended_at": "2100-01-01T00:00:00.000Z",
+      "error_code": "timeout",
+      "grant": "g-1",
+      "id": "run-old",
+      "model": "fake",
+      "result": {
+        "error_code": "timeout",
+        "ok": false
+      },
+      "started_at": "1970-01-01T00:00:00.002Z",
+      "state": "ended"
+    }
+    "#);
+    let output = service.get("/api/v1/runs/run-old/output").await.json();
+    assert_eq!(
+        output,
+        json!({"complete": true, "stdout": "{\"answer\":42}\n", "stderr": "thinking\n"})
+    );
+    let told: Vec<_> = service
+        .events("run-old")
+        .await
+        .into_iter()
+        .map(|told| (told.seq, told.kind, told.data))
+        .collect();
+    let of_old = [
+        (1, "run_started".to_owned(), json!({"run": "run-old"})),
+        (2, "assistant_final".to_owned(), json!({"text": "42"})),
+        (3, "final".to_owned(), json!({"ok": false, "error_code": "timeout"})),
+    ];
+    assert_eq!(told, of_old);
+    let proof = service.get("/api/v1/runs/run-old/audit").await.json();
+    assert_eq!(proof["verified"], false);
+    insta::assert_snapshot!(proof["broken"].as_str().unwrap(), @"nothing was written down about it when the run ended, so nobody can tell whether it is the same: the run was an earlier version's, or its log could not be closed");
+}
+
+/// The tables of a file, and how it gives room back.
+fn shape(file: &Path) -> Vec<String> {
+    let file = Connection::open(file).unwrap();
+    let vacuum: u32 = file.pragma_query_value(None, "auto_vacuum", |row| row.get(0)).unwrap();
+    let mut tables = file.prepare("SELECT name FROM sqlite_schema ORDER BY name").unwrap();
+    let mut shape: Vec<String> =
+        tables.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
+    let mut columns = file.prepare("SELECT t.name || '.' || c.name FROM sqlite_schema t, pragma_table_info(t.name) c ORDER BY 1").unwrap();
+    let columns = columns.query_map([], |row| row.get::<_, String>(0)).unwrap();
+    shape.extend(columns.map(Result::unwrap));
+    shape.push(format!("auto_vacuum {vacuum}"));
+    shape
+}
+
+/// What this program makes where there is nothing.
+async fn shape_of_new() -> Vec<String> {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("state.db");
+    let rooms = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
+    Database::open(&file, &rooms).unwrap().shrink().await.unwrap();
+    shape(&file)
+}
+
+/// A file that a later program has brought to its own version is left as it is, and whoever starts this one is told. The
+/// later one finds all that was there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_a_later_version_is_refused_and_left_alone() {
+    let place = Place::new("").await;
+    let mut service = place.start();
+    let run = service.run(&ask("hello")).await;
+    service.ended(&run).await;
+    service.process.terminate();
+    let before = open_journal(&place).run(&run).await.unwrap().unwrap();
+
+    let later: &[_] = [journal::SCHEMA.steps, &[LATER]].concat().leak();
+    let later = Schema { steps: later, ..journal::SCHEMA };
+    assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
+    let mut refused = Process::start(&mut place.command(), "the service does not start");
+    let status = tokio::task::block_in_place(|| refused.wait());
+    let said = refused.said().replace(&place.state_dir().display().to_string(), "STATE");
+    insta::assert_snapshot!(format!("{status}\n{said}"), @"
+    exit status: 2
+    error: cannot serve from `STATE/state.db`: the tables of `journal` are of a later version (5; this program knows 4); use a newer program
+    ");
+
+    assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
+    assert_eq!(row(&place, later, &run).await, before, "a row has changed on its way up");
+    assert!(place.audit_log(&run).exists());
+    place.assert_nothing_is_left();
+}
+
+fn database(place: &Place) -> PathBuf {
+    place.state_dir().join("state.db")
+}
+
+fn open_journal(place: &Place) -> Journal {
+    Journal::new(Database::open(&database(place), &[journal::SCHEMA]).unwrap())
+}
+
+async fn row(place: &Place, schema: Schema, run: &str) -> Row {
+    let journal = Journal::new(Database::open(&database(place), &[schema]).unwrap());
+    journal.run(run).await.unwrap().unwrap()
+}
+
+/// What a later program has added to each run.
+async fn moods(place: &Place, schema: Schema) -> Vec<(String, String)> {
+    let later = Database::open(&database(place), &[schema]).unwrap();
+    let moods = later.read(|view| {
+        let mut statement = view.prepare("SELECT id, mood FROM run")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        rows.collect()
+    });
+    moods.await.unwrap()
+}
+
+/// A step that nobody has thought of yet.
+const LATER: &str = "ALTER TABLE run ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm'";

@@ -1,0 +1,217 @@
+//! A real Docker Engine, driven through its own command line as an operator would.
+//!
+//! Everything made here carries one label, unique to its [`Engine`], and goes with it, also when a test panics.
+
+use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use uuid::Uuid;
+
+/// The image under test, from `docker/build`.
+pub(crate) const GATEWAY: &str = "cogni-gateway:dev";
+
+/// A shell, socat, curl and nginx, copied from this machine by `docker/from-host`.
+pub(crate) const HOST: &str = "cogni-gateway-test:host";
+
+pub(crate) const SOCKET: &str = "/var/run/docker.sock";
+
+/// busybox and nothing else, from `docker/from-host`.
+pub(crate) const BUSYBOX: &str = "cogni-gateway-test:busybox";
+
+/// The program that the gateway carries.
+pub(crate) fn init() -> &'static str {
+    concat!(env!("OUT_DIR"), "/cogni-init")
+}
+
+/// Panics, and says what to run, where there is no engine or one of `images` is missing.
+pub(crate) fn need(images: &[&str]) {
+    for image in images {
+        let found = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
+        assert!(
+            found.status.success(),
+            "this test needs Docker Engine and the image `{image}`; `tests/run image` sets up both. Docker says: {}",
+            String::from_utf8_lossy(&found.stderr)
+        );
+    }
+}
+
+pub(crate) struct Engine {
+    label: String,
+}
+
+impl Engine {
+    /// Panics, and says what to run, where there is no engine or no image to test.
+    pub(crate) fn connect() -> Self {
+        need(&[GATEWAY, HOST, BUSYBOX]);
+        Self { label: format!("cogni-gateway-test={}", Uuid::now_v7()) }
+    }
+
+    /// A network without a way out.
+    pub(crate) fn internal_network(&self) -> String {
+        let name = format!("cogni-{}", Uuid::now_v7());
+        must(&["network", "create", "--internal", "--label", &self.label, &name]);
+        name
+    }
+
+    pub(crate) fn volume(&self) -> String {
+        must(&["volume", "create", "--label", &self.label])
+    }
+
+    /// With options of its driver.
+    pub(crate) fn volume_of(&self, options: &[&str]) -> String {
+        let options = options.iter().flat_map(|option| ["--opt", option]);
+        let line: Vec<_> =
+            ["volume", "create", "--label", &self.label].into_iter().chain(options).collect();
+        must(&line)
+    }
+
+    /// An image like another, but for these lines of a Dockerfile.
+    pub(crate) fn image(&self, like: &str, changes: &[&str]) -> String {
+        let id = must(&["create", "--label", &self.label, like, "true"]);
+        let changes = changes.iter().flat_map(|change| ["--change", change]);
+        let commit: Vec<_> = ["commit"].into_iter().chain(changes).chain([id.as_str()]).collect();
+        must(&commit)
+    }
+
+    /// `docker run --detach`, with `options` before the image and `command` after it.
+    pub(crate) fn run(&self, image: &str, options: &[&str], command: &[&str]) -> Container {
+        let mut line = vec!["run", "--detach", "--label", &self.label];
+        line.extend(options);
+        line.push(image);
+        line.extend(command);
+        Container { id: must(&line) }
+    }
+
+    /// The files of an image that are not empty, which leaves out what the engine itself puts there.
+    pub(crate) fn files(&self, image: &str) -> Vec<String> {
+        let id = must(&["create", "--label", &self.label, image]);
+        let listing = untar("--list", &["--verbose"], &docker(&["export", &id]).stdout);
+        let files = listing.lines().filter(|line| line.starts_with('-'));
+        let columns = files.map(|line| line.split_whitespace().collect::<Vec<_>>());
+        columns.filter(|columns| columns[2] != "0").map(|columns| columns[5].to_owned()).collect()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let filter = format!("label={}", self.label);
+        for (list, remove) in [
+            (&["ps", "--all", "--quiet", "--filter"][..], &["rm", "--force", "--volumes"][..]),
+            (&["network", "ls", "--quiet", "--filter"], &["network", "rm"]),
+            (&["volume", "ls", "--quiet", "--filter"], &["volume", "rm"]),
+            (&["image", "ls", "--quiet", "--filter"], &["image", "rm", "--force"]),
+        ] {
+            let found = docker(&[list, &[&filter]].concat()).stdout;
+            let found = String::from_utf8_lossy(&found);
+            let found: Vec<&str> = found.split_whitespace().collect();
+            if !found.is_empty() {
+                docker(&[remove, &found].concat());
+            }
+        }
+    }
+}
+
+/// A container of an [`Engine`], and removed by it.
+pub(crate) struct Container {
+    id: String,
+}
+
+impl Container {
+    /// What the command printed, and its exit code. A command that cannot be started fails the test.
+    pub(crate) fn exec(&self, command: &[&str]) -> Output {
+        let output = docker(&[&["exec", &self.id], command].concat());
+        assert!(
+            !matches!(output.status.code(), Some(125..=127)),
+            "`{command:?}` did not start: {output:?}; the container said: {}",
+            self.logs()
+        );
+        output
+    }
+
+    /// The command with its output as it comes.
+    pub(crate) fn exec_live(&self, command: &[&str]) -> Live {
+        let line = [&["exec", &self.id], command].concat();
+        let mut child = Command::new("docker").args(line).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Live { child, output }
+    }
+
+    /// Sends `signal` to the container's first process.
+    pub(crate) fn kill(&self, signal: &str) {
+        must(&["kill", "--signal", signal, &self.id]);
+    }
+
+    pub(crate) fn start(&self) {
+        must(&["start", &self.id]);
+    }
+
+    /// Waits for the container's end, and returns its exit code.
+    pub(crate) fn wait(&self) -> i32 {
+        must(&["wait", &self.id]).parse().unwrap()
+    }
+
+    pub(crate) fn inspect(&self, template: &str) -> String {
+        must(&["inspect", "--format", template, &self.id])
+    }
+
+    pub(crate) fn logs(&self) -> String {
+        let output = docker(&["logs", &self.id]);
+        [output.stdout, output.stderr].iter().map(|bytes| String::from_utf8_lossy(bytes)).collect()
+    }
+
+    /// A file of the container, which needs neither to run nor to have a shell.
+    pub(crate) fn read(&self, path: &str) -> String {
+        let archive = docker(&["cp", &format!("{}:{path}", self.id), "-"]);
+        assert!(archive.status.success(), "{archive:?}");
+        untar("--extract", &["--to-stdout"], &archive.stdout)
+    }
+}
+
+/// A command that is still running in a container.
+pub(crate) struct Live {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Live {
+    /// Waits for the next line that contains `text`.
+    pub(crate) fn read_until(&mut self, text: &str) {
+        let mut lines = self.output.by_ref().lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains(text)), "the output ended before `{text}`");
+    }
+
+    /// The rest of the output, and the exit code.
+    pub(crate) fn finish(mut self) -> (String, Option<i32>) {
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        (rest, self.child.wait().unwrap().code())
+    }
+}
+
+/// What tar prints for an archive.
+fn untar(mode: &str, options: &[&str], archive: &[u8]) -> String {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(archive).unwrap();
+    file.rewind().unwrap();
+    let output = Command::new("tar").arg(mode).args(options).stdin(file).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn docker(line: &[&str]) -> Output {
+    Command::new("docker")
+        .args(line)
+        .output()
+        .expect("docker's command line is installed; `tests/run image` does it")
+}
+
+/// The output of a command that has to succeed.
+pub(crate) fn must(line: &[&str]) -> String {
+    let output = docker(line);
+    assert!(
+        output.status.success(),
+        "docker {line:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}

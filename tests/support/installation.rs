@@ -1,0 +1,221 @@
+//! An installation of sandboxes in this process, or in one that is to be killed: what it keeps, and what is left of it.
+
+use std::env;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cogni_gateway::runner::sweep::{Fate, Sweep};
+use cogni_gateway::runner::{Order, Prepared};
+use cogni_gateway::sandbox::embedded::Settings;
+use cogni_gateway::sandbox::spec::{Limits, Root, Workspace};
+use cogni_gateway::sandbox::{Driver, RunSpec, UserRange};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::app;
+use super::engine::{self, must};
+use super::process::{PATIENCE, patience};
+use super::sandboxed::entries;
+
+/// An installation of its own.
+pub(crate) struct Place {
+    directory: TempDir,
+    /// Another's.
+    path: Option<PathBuf>,
+    driver: Driver,
+    root: Root,
+}
+
+pub(crate) fn places() -> [Place; 2] {
+    [Place::docker(), Place::embedded()]
+}
+
+impl Place {
+    pub(crate) fn docker() -> Self {
+        engine::need(&[engine::HOST]);
+        let driver = Driver::Docker { socket: engine::SOCKET.into() };
+        Self::new(driver, Root::Image(engine::HOST.to_owned()))
+    }
+
+    pub(crate) fn embedded() -> Self {
+        let program = env!("CARGO_BIN_EXE_cogni-gateway").into();
+        Self::new(Driver::Embedded(Settings { program, ..Settings::default() }), Root::Host)
+    }
+
+    fn new(driver: Driver, root: Root) -> Self {
+        Self { directory: tempfile::tempdir().unwrap(), path: None, driver, root }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        let own = || self.directory.path().canonicalize().unwrap();
+        self.path.clone().unwrap_or_else(own)
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.path().join("r")
+    }
+
+    pub(crate) fn spec(&self, argv: &[&str]) -> RunSpec {
+        RunSpec {
+            run: String::new(),
+            root: self.root.clone(),
+            argv: argv.iter().map(ToString::to_string).collect(),
+            uid: 1001,
+            env: [].into(),
+            limits: Limits::default(),
+            grace: Duration::from_secs(1),
+            workspace: Workspace::None,
+            mounts: vec![],
+            volumes: vec![],
+            socket_dir: PathBuf::new(),
+            init: Some(engine::init().into()),
+        }
+    }
+
+    pub(crate) fn order(&self, run: &str, argv: &[&str]) -> Order {
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
+        let mut config = app::configuration(&self.path(), nobody);
+        run.clone_into(&mut config.identity.run);
+        config.audit.path = None;
+        Order {
+            docker_socket: engine::SOCKET.into(),
+            agent: None,
+            target: None,
+            proxy: None,
+            seats: None,
+            config,
+            spec: self.spec(argv),
+            roots: vec![self.path()],
+            run_dir: self.run_dir(),
+            uids: UserRange::DEFAULT,
+            driver: self.driver.clone(),
+        }
+    }
+
+    /// The first processes of the slots that wait, as this machine sees them: those that see our run directory.
+    pub(crate) fn waiting(&self) -> Vec<String> {
+        let is_slot = |pid: &String| {
+            let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
+            read("cmdline").is_ok_and(|line| line.starts_with("/cogni-init\0--slot\0"))
+                && read("mountinfo").is_ok_and(|mounts| mounts.contains(self.mark()))
+        };
+        entries(Path::new("/proc")).into_iter().filter(is_slot).collect()
+    }
+
+    fn mark(&self) -> &str {
+        let path = self.path.as_deref().unwrap_or(self.directory.path());
+        path.file_name().unwrap().to_str().unwrap()
+    }
+
+    /// Whatever there is of it, in words.
+    pub(crate) fn left(&self) -> String {
+        let filter = format!("label=cogni.dir={}", self.run_dir().display());
+        let containers = must(&["ps", "--all", "--filter", &filter, "--format", "{{.Names}}"]);
+        format!("{containers}{}", entries(&self.run_dir()).join(" "))
+    }
+
+    fn is_docker(&self) -> bool {
+        matches!(self.driver, Driver::Docker { .. })
+    }
+
+    /// Starts `test` once more, as a process that is to be killed: there it is [`given`] this place.
+    pub(crate) fn keeper(&self, test: &str) -> Keeper {
+        let driver = if self.is_docker() { "docker" } else { "embedded" };
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", test]).env(DRIVER, driver).env(PATH, self.path());
+        Keeper(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// What nobody answers for any more is taken away, and then nothing is left.
+    pub(crate) async fn sweep(&self) {
+        let swept = self.sweeper().sweep().await.unwrap();
+        assert!(swept.found.iter().all(|found| found.fate == Fate::Removed), "{swept:?}");
+        assert_eq!(self.left(), "");
+    }
+
+    fn sweeper(&self) -> Sweep {
+        Sweep {
+            docker_socket: engine::SOCKET.into(),
+            run_dir: self.run_dir(),
+            apply: true,
+            all: false,
+        }
+    }
+}
+
+/// The place that a process which is to be killed was started for.
+pub(crate) fn given() -> Option<Place> {
+    let path = Some(PathBuf::from(env::var_os(PATH)?));
+    let is_docker = env::var(DRIVER).is_ok_and(|driver| driver == "docker");
+    let place = if is_docker { Place::docker() } else { Place::embedded() };
+    Some(Place { path, ..place })
+}
+
+const DRIVER: &str = "COGNI_TEST_KEEPS_BY";
+const PATH: &str = "COGNI_TEST_KEEPS_IN";
+
+/// A process that keeps sandboxes, killed when it is dropped.
+pub(crate) struct Keeper(Child);
+
+impl Keeper {
+    /// Without a word; its sandboxes end by themselves, and a sweep takes the rest away.
+    pub(crate) async fn kill(mut self, place: &Place) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+        patience(|| place.waiting().is_empty(), || "one is still there".to_owned());
+        place.sweep().await;
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Something of a place that is kept in the background, until it is stopped.
+pub(crate) struct Keeping<'place> {
+    pub(crate) place: &'place Place,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl<'place> Keeping<'place> {
+    pub(crate) fn new<F: Future<Output = ()> + Send + 'static>(
+        place: &'place Place,
+        keep: impl FnOnce(CancellationToken) -> F,
+    ) -> Self {
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(keep(stop.clone()));
+        Self { place, stop, task }
+    }
+
+    /// After it nothing is left at the place, but for what a busy engine has made too late: this process's own sweep
+    /// takes that, and nothing else of a process that lives.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+        let begun = Instant::now();
+        while !self.place.left().is_empty() && begun.elapsed() < PATIENCE {
+            self.place.sweeper().sweep().await.unwrap();
+        }
+        assert_eq!(self.place.left(), "");
+    }
+}
+
+/// The result, as its host reads it, without its timings.
+pub(crate) fn run(prepared: Prepared) -> Pin<Box<dyn Future<Output = Value>>> {
+    Box::pin(async {
+        let result = Box::pin(prepared.run(CancellationToken::new(), tokio::io::sink())).await;
+        let mut result = serde_json::to_value(&result).unwrap();
+        result.as_object_mut().unwrap().remove("timings").unwrap();
+        result
+    })
+}
