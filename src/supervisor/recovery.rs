@@ -41,7 +41,8 @@ impl Supervisor {
         let feed = self.0.journal.resume(&row).await?;
         let wanted = self.0.journal.wanted(&row.id).await?;
         let wanted: Wanted = serde_json::from_str(&wanted)?;
-        let is_old = row.state == State::Queued && self.audit_log(&row.id).try_exists()?;
+        let has_log = has_records(&self.audit_log(&row.id))?;
+        let is_old = row.state == State::Queued && has_log;
         if is_old {
             tracing::warn!(
                 run = row.id,
@@ -91,6 +92,16 @@ impl Supervisor {
             Ok(swept) => swept.log(),
             Err(error) => tracing::warn!("cannot sweep: {error:#}"),
         }
+    }
+}
+
+/// Returns whether an audit log has a record. A log without one, of a process that died before it had written the first, is removed.
+fn has_records(log: &Path) -> io::Result<bool> {
+    match fs::metadata(log) {
+        Ok(found) if found.len() > 0 => Ok(true),
+        Ok(_) => fs::remove_file(log).map(|()| false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use cogni_gateway::audit::verify;
 use cogni_gateway::base::db::Database;
 use cogni_gateway::journal::{self, Added, Journal, New};
 use cogni_gateway::runner::Message;
@@ -69,6 +70,23 @@ async fn a_restored_backup_begins_no_run_again() {
         (&before.0["calls"], &before.0["billable"])
     );
     assert_eq!(after.1, before.1, "it has called again");
+    place.stop(service);
+}
+
+/// A5, R5: the process was killed between the making of the log and its first record, so nothing has begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_without_a_record_keeps_no_run_from_beginning() {
+    let place = Place::new("").await;
+    let grant = place.grant(&[]);
+    queue(&place, &grant, "run-0").await;
+    let log = place.audit_log("run-0");
+    fs::create_dir_all(log.parent().unwrap()).unwrap();
+    File::create_new(&log).unwrap();
+    let service = place.start();
+    let row = service.ended("run-0").await;
+    assert_eq!(row["error_code"], Value::Null, "{row}");
+    let report = verify::verify(&log, None).unwrap();
+    assert!(report.finished && report.admitted > 0, "{report:?}");
     place.stop(service);
 }
 
