@@ -122,8 +122,10 @@ fn nothing_outlives_the_agent() {
 #[test]
 fn what_is_left_is_asked_before_it_is_killed() {
     let sandbox = Sandbox::new();
+    // A signal that meets a shell's child between its fork and its exec is lost: `ready` is said behind the exec.
     let script = "
-        (sh -c 'trap \"echo asked; exit\" TERM; echo ready; sleep 1000 & wait' > $0 &)
+        (sh -c 'trap \"echo asked; exit\" TERM; sleep 1000 &
+            until grep -q sleep /proc/$!/comm; do :; done; echo ready; wait' > $0 &)
         until grep -qs ready $0; do sleep 0.01; done";
     let out = sandbox.path("out");
     let mut command = sandbox.command(&["--grace=60s"], &["sh", "-c", script, &out]);
