@@ -12,6 +12,9 @@ pub mod architecture {}
 #[doc = include_str!("manual/billing.md")]
 pub mod billing {}
 
+#[doc = include_str!("manual/changelog.md")]
+pub mod changelog {}
+
 #[doc = include_str!("manual/clients.md")]
 pub mod clients {}
 
