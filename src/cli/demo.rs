@@ -124,10 +124,17 @@ async fn tell(agent: &Agent, out: &mut impl Write) -> anyhow::Result<()> {
         writeln!(out, "  GET {path:<24} {} {}", answer.status, answer.text())?;
     }
 
-    heading(out, "6. One call too many")?;
-    let answer = agent.call(&json!({"model": "demo", "messages": []}), &[]).await?;
+    heading(out, "6. The last call of the budget, and one more")?;
+    let plain = json!({"model": "demo", "messages": []});
+    let answer = agent.call(&plain, &[]).await?;
+    writeln!(out, "  agent saw      {}", answer.status)?;
+    let answer = agent.call(&plain, &[]).await?;
     writeln!(out, "  agent saw      {} {}", answer.status, answer.text())?;
-    writeln!(out, "  upstream saw   nothing: {} calls reached it", agent.seen.count())?;
+    writeln!(
+        out,
+        "  upstream saw   {} calls in all, and nothing of the others",
+        agent.seen.count()
+    )?;
     Ok(())
 }
 
@@ -229,6 +236,6 @@ const BODIES: &[(&str, &str)] = &[
     ("n", "50"),
 ];
 
-const TURNS: u64 = 3;
+const TURNS: u64 = 4;
 const AUDIT_LOG: &str = "audit.jsonl";
 const EXCERPT: usize = 110;

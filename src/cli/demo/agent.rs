@@ -9,11 +9,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::heading;
+use crate::git::Git;
 use crate::provider::{Provider, Script};
 use crate::stand_in::{Forge, Hub};
 
@@ -32,7 +33,7 @@ pub(super) async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Resu
         directory: directory.to_owned(),
         upstream: provider.addr(),
         hub: forge.hub(),
-        has_git: repository(directory).is_ok(),
+        has_git: Git::find(&directory.join("git")).is_ok() && repository(directory).is_ok(),
     };
     stage.hub.add(NAME, &directory.join("site.git"));
     stage.hub.accept(TOKEN);
@@ -95,7 +96,10 @@ impl Stage {
     fn tell_relay(&self, result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
         let relay = &result["relay"];
         if !self.has_git {
-            return Ok(writeln!(out, "  its commits    go nowhere: there is no git here")?);
+            return Ok(writeln!(
+                out,
+                "  its commits    go nowhere: there is no git 2.39 or newer here"
+            )?);
         }
         let Some(pull) = self.hub.pulls(NAME).pop() else {
             return Ok(writeln!(out, "  its commits    are not delivered: {}", relay["why"])?);
@@ -137,8 +141,9 @@ impl Stage {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        let said = String::from_utf8_lossy(&output.stderr);
         serde_json::from_slice(&output.stdout)
-            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
+            .map_err(|_| anyhow!("{}", said.trim().trim_start_matches("error: ").to_owned()))
     }
 }
 
