@@ -175,5 +175,5 @@ const EXHAUSTED: [&str; 4] =
     ["out of memory", "Out of memory", "mmap failed", "Cannot allocate memory"];
 
 /// The git that all of this was tried with.
-const OLDEST: [u32; 3] = [2, 47, 3];
+const OLDEST: [u32; 3] = [2, 39, 0];
 const PLACES: [&str; 2] = ["/usr/local/bin/git", "/usr/bin/git"];

@@ -52,8 +52,11 @@ impl Desk<'_> {
         if before.is_some() && self.read(head)?.as_deref() == Some(note) {
             return Ok(true);
         }
-        let words = ["add", "--force", "--file=-", "--no-stripspace", &head.to_string()];
-        self.notes().words(words).input(Input::Bytes(note.as_bytes().to_vec())).done()?;
+        // A blob is taken as it is; a text given by `--file` would lose its empty lines in git before 2.42.
+        let blob = self.mirror.call("hash-object").words(["-w", "--stdin"]);
+        let blob = blob.input(Input::Bytes(note.as_bytes().to_vec())).text()?;
+        let reuse = format!("--reuse-message={}", blob.trim_end());
+        self.notes().words(["add", "--force", &reuse, &head.to_string()]).done()?;
         let before = before.map(|sha| sha.to_string()).unwrap_or_default();
         let lease = format!("--force-with-lease={NOTES}:{before}");
         let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];

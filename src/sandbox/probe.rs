@@ -320,9 +320,9 @@ fn tool_findings(facts: &Facts) -> Vec<Finding> {
         First::None => warn("cogni-init", "none", "images need a bridge of their own"),
     };
     let git = match facts.git.as_deref() {
-        None => missing("git", "not there", "the relay needs 2.47.3 or newer; install it"),
+        None => missing("git", "not there", "the relay needs 2.39 or newer; install it"),
         Some(version) if numbers(version) < Some(OLDEST_GIT) => {
-            warn("git", version, "the relay needs 2.47.3 or newer, for what was mended since")
+            missing("git", version, "the relay needs 2.39 or newer; install it")
         }
         Some(version) => ok("git", version),
     };
@@ -388,7 +388,7 @@ impl fmt::Display for Level {
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 
 /// Older ones have holes that the relay relies on being closed.
-const OLDEST_GIT: [u32; 3] = [2, 47, 3];
+const OLDEST_GIT: [u32; 3] = [2, 39, 0];
 
 /// The kernel's own first limit.
 const INSTANCES: u64 = 128;

@@ -106,7 +106,7 @@ fn a_machine_that_has_nothing_is_told_what_to_get() {
     warn     cogni-init         none
                                 images need a bridge of their own
     missing  git                not there
-                                the relay needs 2.47.3 or newer; install it
+                                the relay needs 2.39 or newer; install it
     no driver enforces everything
     ");
 }
@@ -164,9 +164,9 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
     warn     runsc              not there
                                 nothing needs it; gVisor keeps agents away from the kernel
     ");
-    insta::assert_snapshot!(news(|facts| facts.git = Some("2.39.5 (Apple Git-154)".to_owned())), @r"
-    warn     git                2.39.5 (Apple Git-154)
-                                the relay needs 2.47.3 or newer, for what was mended since
+    insta::assert_snapshot!(news(|facts| facts.git = Some("2.38.1 (Apple Git-140)".to_owned())), @r"
+    missing  git                2.38.1 (Apple Git-140)
+                                the relay needs 2.39 or newer; install it
     ");
     insta::assert_snapshot!(news(|facts| facts.free = Some(1 << 20)), @r"
     warn     space              1 MiB free at /run/cogni

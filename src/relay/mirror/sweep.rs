@@ -60,7 +60,8 @@ fn tidy(git: &Git, mirror: &Path, (branches, before): (&Path, SystemTime)) -> Re
             git.call("update-ref").repository(mirror).words(words).done()?;
         }
     }
-    let call = git.call("gc").repository(mirror).words(["--auto", "--no-detach", "--quiet"]);
+    let call = git.call("gc").repository(mirror).words(["--auto", "--quiet"]);
+    let call = call.setting("gc.autoDetach=false");
     let call = call.setting(format!("gc.auto={MOST_LOOSE}"));
     let call = call.setting(format!("gc.autoPackLimit={MOST_PACKS}"));
     Ok(call.limits(NETWORK).done()?)

@@ -125,7 +125,7 @@ impl Mirror {
         // Nobody is in here yet who could make a link lead anywhere, and git itself writes through none.
         inside("reset").setting("core.symlinks=true").words(["--hard", "--quiet"]).done()?;
         for (key, value) in [("user.name", &author.name), ("user.email", &author.email)] {
-            inside("config").words(["set", "--local", "--", key, value]).done()?;
+            inside("config").words(["--local", key, value]).done()?;
         }
         Ok(())
     }

@@ -20,15 +20,15 @@ fn the_agents_commits_reach_their_branch() {
     assert_eq!(place.tip("sandbox/ISSUE-7"), pushed.tip.to_string());
     assert_eq!(place.tip("main"), run.state.start.to_string());
     insta::assert_snapshot!(
-        place.remote.git(["log", "--format=%an <%ae> %aI | %cn <%ce> %cI%n%B", "main..sandbox/ISSUE-7"]),
+        place.remote.git(["log", "--date=iso", "--format=%an <%ae> %ad | %cn <%ce> %cd%n%B", "main..sandbox/ISSUE-7"]),
         @"
-    An Agent <agent@example.com> 2026-01-02T03:04:05Z | Relay <relay@example.com> 2026-01-02T03:04:05Z
+    An Agent <agent@example.com> 2026-01-02 03:04:05 +0000 | Relay <relay@example.com> 2026-01-02 03:04:05 +0000
     [WIP] Number four
 
     Sandbox-Run: run-1
     Sandbox-Agent: sandbox:agent
 
-    An Agent <agent@example.com> 2026-01-02T03:04:05Z | Relay <relay@example.com> 2026-01-02T03:04:05Z
+    An Agent <agent@example.com> 2026-01-02 03:04:05 +0000 | Relay <relay@example.com> 2026-01-02 03:04:05 +0000
     Number two
 
     As [asked] for.

@@ -130,7 +130,7 @@ fn a_long_question_has_a_long_answer() {
 fn a_secret_is_in_nothing_that_comes_back() {
     let (_directory, git) = git();
     let secret = Secret::new("Authorization: Basic c2VjcmV0LXNlY3JldA==");
-    let call = git.call("config").words(["get", "http.https://x/.extraHeader"]);
+    let call = git.call("config").words(["--get", "http.https://x/.extraHeader"]);
     let (said, ended) = call.header("https://x/", &secret).told().unwrap();
     assert!(ended.is_ok());
     insta::assert_snapshot!(said, @"*** Basic ***");
@@ -147,7 +147,7 @@ fn the_relays_git_is_configured_by_nobody() {
     let home = directory.path().join("home");
     let git = Git::find(&home).unwrap();
     fs::write(home.join(".gitconfig"), "[user]\n\tname = Evil\n").unwrap();
-    let said = git.call("config").words(["list", "--show-origin"]).text().unwrap();
+    let said = git.call("config").words(["--list", "--show-origin"]).text().unwrap();
     let others: Vec<_> = said.lines().filter(|line| !line.starts_with("command line:")).collect();
     assert_eq!(others, Vec::<&str>::new());
     // Nor does it look for a repository around it.

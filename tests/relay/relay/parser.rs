@@ -303,7 +303,12 @@ proptest! {
         prop_assert_eq!(is_plain, is_plain && tree::check(&content).is_ok());
         if tree::check(&content).is_ok() {
             let (_directory, git) = scratch();
-            if let Some(name) = stored(&git, "tree", &content) {
+            // Git before 2.40 stores trees that its own check refuses.
+            let is_refused = || {
+                let said = git.try_git(["fsck", "--strict"], b"").stderr;
+                String::from_utf8_lossy(&said).contains("error in tree")
+            };
+            if let Some(name) = stored(&git, "tree", &content) && !is_refused() {
                 let listed = git.try_git(["ls-tree", "-z", &name], b"");
                 let made = git.try_git(["mktree", "-z", "--missing"], &listed.stdout);
                 let made = String::from_utf8(made.stdout).unwrap();
