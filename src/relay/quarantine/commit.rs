@@ -70,7 +70,7 @@ impl Commit {
 
     /// The same work by the same author at the same time, committed by `committer` and with `trailers` below its message.
     /// Its parents have the names that they have been `made` with; those that have not are nobody's new work. Nothing else
-    /// is taken over. The same again whenever it is made.
+    /// is taken over, and no `encoding`: whoever reads the commit reads UTF-8, as the judge did. The same again whenever it is made.
     pub fn anew(&self, made: &HashMap<Sha, Sha>, committer: &str, trailers: &str) -> Vec<u8> {
         let mut anew = format!("tree {}\n", self.tree).into_bytes();
         // Two of the agent's may come to one: then it is one parent.
@@ -90,9 +90,7 @@ impl Commit {
         };
         header(b"author", &[&self.author]);
         header(b"committer", &[committer.as_bytes(), self.signature().1]);
-        if let Some(encoding) = &self.encoding {
-            header(b"encoding", &[encoding]);
-        }
+        // No encoding: with `UTF-16` git would show neither an author nor these trailers, with `IBM037` others than were judged.
         anew.push(b'\n');
         let message = self.message.trim_ascii_end();
         anew.extend_from_slice(message);

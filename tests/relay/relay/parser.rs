@@ -1,5 +1,7 @@
 //! L3, L4: what reads an agent's bytes reads any bytes.
 
+use std::collections::HashMap;
+
 use cogni_gateway::git::batch::{Part, Reader};
 use cogni_gateway::relay::Sha;
 use cogni_gateway::relay::bundle::{Header, Invalid};
@@ -92,6 +94,10 @@ fn a_commit_has_one_form() {
     }
     let foreign = parsed(&format!("{head}encoding UTF-7\n\n")).unwrap();
     assert_eq!(foreign.encoding.as_deref(), Some(b"UTF-7".as_slice()));
+    let anew = foreign.anew(&HashMap::new(), "Relay <relay@example.com>", "Sandbox-Run: run-1\n");
+    let written = String::from_utf8(anew.clone()).unwrap();
+    assert!(!written.contains("encoding"), "git reads what was judged: {written}");
+    assert_eq!(Commit::parse(Sha::NONE, &anew).unwrap().message, b"Sandbox-Run: run-1\n");
     let parents = |count: usize| {
         let parents: Vec<_> = (0..count).map(|at| format!("parent {at:040}\n")).collect();
         let parents = parents.concat();
