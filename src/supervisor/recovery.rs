@@ -69,14 +69,18 @@ impl Supervisor {
         Ok(None)
     }
 
-    /// Audit logs of runs that are newer than all runs in the database: it was restored from a backup, and does not know
-    /// what these runs have spent.
+    /// Warns of audit logs whose runs are newer than the last run of the database, and not in it: the database was restored
+    /// from a backup, and does not know what these runs have spent.
     async fn report_newer_logs(&self) -> anyhow::Result<()> {
         let newest = self.0.journal.list(Filter { limit: 1, ..Filter::default() }).await?;
         let Some(newest) = newest.into_iter().next() else { return Ok(()) };
         let directory = self.0.settings.state_dir.join("audit");
-        let newer = tokio::task::spawn_blocking(move || count_newer(&directory, &newest.id));
-        let logs = newer.await?.context("the audit logs cannot be listed")?;
+        let newer = tokio::task::spawn_blocking(move || newer_runs(&directory, &newest.id));
+        let mut logs = 0;
+        // Of runs that came at once, the one that was accepted last may have a lower id than others.
+        for run in newer.await?.context("the audit logs cannot be listed")? {
+            logs += u32::from(self.0.journal.run(&run).await?.is_none());
+        }
         if logs > 0 {
             tracing::warn!(
                 logs,
@@ -105,15 +109,16 @@ fn has_records(log: &Path) -> io::Result<bool> {
     }
 }
 
-/// Run ids sort by time.
-fn count_newer(directory: &Path, newest: &str) -> io::Result<usize> {
-    let mut logs = 0;
+/// Returns the runs with an audit log whose ids are above this one. Run ids sort by time, to the millisecond.
+fn newer_runs(directory: &Path, newest: &str) -> io::Result<Vec<String>> {
+    let mut runs = vec![];
     for entry in fs::read_dir(directory)? {
         let name = entry?.file_name();
         let run = name.to_str().and_then(|name| name.strip_suffix(".jsonl"));
-        logs += usize::from(run.is_some_and(|run| run.starts_with("run-") && run > newest));
+        let is_newer = |run: &&str| run.starts_with("run-") && *run > newest;
+        runs.extend(run.filter(is_newer).map(str::to_owned));
     }
-    Ok(logs)
+    Ok(runs)
 }
 
 /// How long a start waits for directories of runs that are gone; the service's own sweep does the rest.

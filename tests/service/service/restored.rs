@@ -73,6 +73,23 @@ async fn a_restored_backup_begins_no_run_again() {
     place.stop(service);
 }
 
+/// A5: of two runs in one millisecond the later may have the lower id. That is no sign of a backup.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_after_runs_that_came_at_once_warns_of_no_backup() {
+    let place = Place::new("").await;
+    let grant = place.grant(&[]);
+    queue(&place, &grant, "run-2").await;
+    queue(&place, &grant, "run-1").await;
+    let service = place.start();
+    service.ended("run-2").await;
+    service.ended("run-1").await;
+    place.stop(service);
+    let service = place.start();
+    let said = service.process.said();
+    assert!(!said.contains("newer than every run"), "{said}");
+    place.stop(service);
+}
+
 /// A5, R5: the process was killed between the making of the log and its first record, so nothing has begun.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_without_a_record_keeps_no_run_from_beginning() {
