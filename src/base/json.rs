@@ -18,22 +18,28 @@
 //!
 //! **Invariant:** the outcome, offsets included, is the same however the body is split into frames.
 
+mod cursor;
 mod invalid;
 mod keys;
 mod number;
 mod text;
+mod vector;
 mod watch;
+mod whole;
 
 use std::mem;
 use std::ops::Range;
 
+pub use self::cursor::{Cursor, split_string};
 pub use self::invalid::Invalid;
 use self::keys::Keys;
 pub use self::keys::{Key, LIVE_KEYS};
 use self::number::Number;
 use self::text::Text;
+pub use self::text::string_length;
 use self::watch::Start;
 pub use self::watch::Watch;
+pub use self::whole::read_whole;
 
 /// Reads one JSON document, frame by frame.
 ///

@@ -76,6 +76,12 @@ impl Rope {
         cuts.reduce(|head, next| join(head, &next)).unwrap_or_default()
     }
 
+    /// The bytes in `range`, where they stand in the first piece.
+    pub fn peek(&self, range: Range<u64>) -> Option<&[u8]> {
+        let first = self.pieces.front()?;
+        first.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+    }
+
     /// Replaces each range by the bytes that come with it.
     ///
     /// # Panics
@@ -160,6 +166,15 @@ impl Body for Rope {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.len)
+    }
+}
+
+/// With room for the pieces that an edit makes of it.
+impl From<Bytes> for Rope {
+    fn from(piece: Bytes) -> Self {
+        let mut rope = Self { pieces: VecDeque::with_capacity(4), len: 0 };
+        rope.append(piece);
+        rope
     }
 }
 

@@ -44,6 +44,11 @@ impl Draft {
         self.rope.slice(self.members[at].value.clone())
     }
 
+    /// The value of a member, where it stands in the first frame.
+    pub(super) fn peek(&self, at: usize) -> Option<&[u8]> {
+        self.rope.peek(self.members[at].value.clone())
+    }
+
     /// Bytes of the body, as they were received.
     pub(super) fn text(&self, range: Range<u64>) -> Bytes {
         self.rope.slice(range)

@@ -82,8 +82,8 @@ pub enum Forbidden {
 
 /// The field of this name on this route; `None` where it is unknown.
 pub(super) fn find(route: Route, name: &str) -> Option<Field> {
-    let own = in_order(table(route), name);
-    own.or_else(|| in_order(everywhere::EVERYWHERE, name)).copied().or_else(|| family(name))
+    let own = index(route).find(name);
+    own.or_else(|| EVERYWHERE.find(name)).copied().or_else(|| family(name))
 }
 
 /// Whether the name is somebody's: of another protocol, or in other letters. Nobody means it to be new.
@@ -95,7 +95,7 @@ pub(super) fn is_taken(name: &str) -> bool {
 /// Every field that is known on a route by its whole name, in the order of names; those that are the
 /// same everywhere come last.
 pub fn fields(route: Route) -> impl Iterator<Item = Field> {
-    table(route).iter().chain(everywhere::EVERYWHERE).copied()
+    index(route).fields.iter().chain(EVERYWHERE.fields).copied()
 }
 
 /// The parts of names that are refused: beginnings with a `*` behind, others with one on each side.
@@ -125,21 +125,60 @@ pub(super) fn stores_unless_told(route: Route) -> bool {
     route == Route::Responses
 }
 
-fn table(route: Route) -> &'static [Field] {
+fn index(route: Route) -> &'static Index {
+    static CHAT_COMPLETIONS: Index = Index::new(chat::CHAT_COMPLETIONS);
+    static COMPLETIONS: Index = Index::new(completions::COMPLETIONS);
+    static RESPONSES: Index = Index::new(responses::RESPONSES);
+    static MESSAGES: Index = Index::new(messages::MESSAGES);
+    static COUNT_TOKENS: Index = Index::new(messages::COUNT_TOKENS);
+    static EMBEDDINGS: Index = Index::new(embeddings::EMBEDDINGS);
+    static NONE: Index = Index::new(&[]);
     match route {
-        Route::ChatCompletions => chat::CHAT_COMPLETIONS,
-        Route::Completions => completions::COMPLETIONS,
-        Route::Responses => responses::RESPONSES,
-        Route::Messages => messages::MESSAGES,
-        Route::CountTokens => messages::COUNT_TOKENS,
-        Route::Embeddings => embeddings::EMBEDDINGS,
-        Route::Models | Route::Health | Route::RunStatus => &[],
+        Route::ChatCompletions => &CHAT_COMPLETIONS,
+        Route::Completions => &COMPLETIONS,
+        Route::Responses => &RESPONSES,
+        Route::Messages => &MESSAGES,
+        Route::CountTokens => &COUNT_TOKENS,
+        Route::Embeddings => &EMBEDDINGS,
+        Route::Models | Route::Health | Route::RunStatus => &NONE,
     }
 }
 
-fn in_order(table: &'static [Field], name: &str) -> Option<&'static Field> {
-    table.binary_search_by(|field| field.name.cmp(name)).ok().map(|at| &table[at])
+static EVERYWHERE: Index = Index::new(everywhere::EVERYWHERE);
+
+/// Fields in the order of their names, found by the first letter.
+struct Index {
+    fields: &'static [Field],
+    /// How many fields stand before those of each letter.
+    starts: [u8; LETTERS + 1],
 }
+
+impl Index {
+    const fn new(fields: &'static [Field]) -> Self {
+        let mut starts = [0; LETTERS + 1];
+        let mut at = 0;
+        while at < fields.len() {
+            let letter = (fields[at].name.as_bytes()[0] - b'a') as usize;
+            // Each is one more to all letters behind its own.
+            let mut behind = letter + 1;
+            while behind <= LETTERS {
+                starts[behind] += 1;
+                behind += 1;
+            }
+            at += 1;
+        }
+        Self { fields, starts }
+    }
+
+    fn find(&self, name: &str) -> Option<&'static Field> {
+        let letter = usize::from(name.bytes().next()?.checked_sub(b'a')?);
+        let [start, end] = *self.starts.get(letter..)?.first_chunk()?;
+        self.fields[start.into()..end.into()].iter().find(|field| field.name == name)
+    }
+}
+
+/// Names begin with a small letter.
+const LETTERS: usize = 26;
 
 fn family(name: &str) -> Option<Field> {
     let begins = everywhere::FAMILIES.iter().find(|(family, _)| name.starts_with(family));
@@ -211,3 +250,23 @@ pub(super) const STREAM_OPTIONS: Field = Field::new("stream_options", Rule::Stre
 
 /// Longest value, in bytes, that is looked at. Ours: a model's name in full escapes takes 1,538.
 pub(super) const SHORT: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::{fields, find};
+    use crate::protocol::Route;
+
+    /// Tables are in order, or a field would be another's.
+    #[test]
+    fn each_field_is_found_by_its_name() {
+        for route in Route::ALL {
+            for field in fields(route) {
+                let found = find(route, field.name).unwrap();
+                assert_eq!(found.name, field.name, "{route:?}");
+            }
+            for name in ["", "A", "model_", "mode", "{", "`", "é", "Model"] {
+                assert!(find(route, name).is_none(), "{name}");
+            }
+        }
+    }
+}

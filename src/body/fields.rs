@@ -62,11 +62,11 @@ impl Reading<'_> {
             Rule::Pass(_) => (),
             Rule::Model => self.take_model(field, at)?,
             Rule::Stream => {
-                let stream: Option<bool> = self.value(field, at)?;
+                let stream = self.flag(field, at)?;
                 self.asked.stream = stream.unwrap_or_default();
             }
             Rule::StreamOptions => self.asked.stream_options = Some(at),
-            Rule::Store => self.asked.store = Some((at, self.value(field, at)?)),
+            Rule::Store => self.asked.store = Some((at, self.flag(field, at)?)),
             Rule::OutputLimit => self.take_output_limit(field, at)?,
             Rule::Thinking => match kind {
                 Kind::Object | Kind::Null => self.call.places.thinking = Some(at),
@@ -84,7 +84,10 @@ impl Reading<'_> {
     }
 
     fn take_model(&mut self, field: &Field, at: usize) -> Result<(), Refusal> {
-        let name: Box<str> = self.value(field, at)?;
+        let name: Box<str> = match self.call.draft.peek(at).and_then(plain_text) {
+            Some(name) => name.into(),
+            None => self.value(field, at)?,
+        };
         if name.is_empty() || name.len() > MODEL_LENGTH {
             return Err(field.invalid());
         }
@@ -178,6 +181,15 @@ impl Reading<'_> {
         self.call.changes.push(Change { field, what: What::Overwritten, why: Why::Spelling });
     }
 
+    /// `true`, `false` or `null`.
+    fn flag(&self, field: &Field, at: usize) -> Result<Option<bool>, Refusal> {
+        match self.call.draft.peek(at) {
+            Some(b"true") => Ok(Some(true)),
+            Some(b"false") => Ok(Some(false)),
+            _ => self.value(field, at),
+        }
+    }
+
     fn member(&self, at: usize) -> &Member {
         &self.call.draft.members()[at]
     }
@@ -188,6 +200,14 @@ impl Reading<'_> {
     {
         field.value(&self.call.draft, at)
     }
+}
+
+/// The inside of a JSON string that is short and needs no unescaping, as names are.
+fn plain_text(value: &[u8]) -> Option<&str> {
+    let text = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+    let is_usual = text.len() <= MODEL_LENGTH && text.iter().all(is_plain);
+    str::from_utf8(text).ok().filter(|_| is_usual)
 }
 
 fn not_allowed(name: &str, why: Forbidden) -> Refusal {

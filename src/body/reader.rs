@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::inside::{Found, Inside};
-use crate::base::json::{Document, Invalid, Limits, Scanner};
+use crate::base::json::{Document, Invalid, Limits, Scanner, read_whole};
 use crate::base::rope::Rope;
 use crate::protocol::Route;
 
@@ -59,6 +59,20 @@ impl Reader {
 }
 
 impl Body {
+    /// Reads a body that came in one frame.
+    ///
+    /// # Errors
+    /// See [`Invalid`].
+    pub fn read(route: Route, frame: Bytes) -> Result<Self, Invalid> {
+        if let Some((document, inside)) = read_whole(Limits::default(), &frame, Inside::new(route))
+        {
+            return Ok(Self { route, rope: frame.into(), document, found: inside.into_found() });
+        }
+        let mut reader = Reader::new(route);
+        reader.push(frame)?;
+        reader.finish()
+    }
+
     pub fn route(&self) -> Route {
         self.route
     }

@@ -76,13 +76,16 @@ impl Arriving {
         policy: &Config,
         permit: &mut RequestPermit,
     ) -> Result<Body, Error> {
-        let mut reader = Reader::new(route);
+        let mut reader = None;
         while let Some(frame) = self.body.frame().await {
             let Ok(data) = frame.map_err(Error::BrokenOff)?.into_data() else { continue };
             permit.take_bytes(data.len())?;
-            take(&mut reader, data, policy)?;
+            if reader.is_none() && self.body.is_end_stream() {
+                return whole(route, data, policy);
+            }
+            take(reader.get_or_insert_with(|| Reader::new(route)), data, policy)?;
         }
-        Ok(reader.finish()?)
+        Ok(reader.unwrap_or_else(|| Reader::new(route)).finish()?)
     }
 
     /// Throws away what is still to come, beside the answer: a client that cannot send its request to the end
@@ -116,21 +119,23 @@ fn waits_for_continue(headers: &HeaderMap) -> bool {
     expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// The same for a body that is here already.
+/// Reads a body that is here already.
 ///
 /// # Errors
 /// It is too large, or not acceptable JSON.
 pub fn whole(route: Route, body: Bytes, policy: &Config) -> Result<Body, Error> {
-    let mut reader = Reader::new(route);
-    take(&mut reader, body, policy)?;
-    Ok(reader.finish()?)
+    check_length(body.len() as u64, policy)?;
+    Ok(Body::read(route, body)?)
 }
 
 fn take(reader: &mut Reader, data: Bytes, policy: &Config) -> Result<(), Error> {
-    if reader.len() + data.len() as u64 > policy.max_body_bytes {
-        return Err(Error::TooLarge { limit: policy.max_body_bytes });
-    }
+    check_length(reader.len() + data.len() as u64, policy)?;
     Ok(reader.push(data)?)
+}
+
+fn check_length(length: u64, policy: &Config) -> Result<(), Error> {
+    let limit = policy.max_body_bytes;
+    if length > limit { Err(Error::TooLarge { limit }) } else { Ok(()) }
 }
 
 impl Error {

@@ -70,6 +70,13 @@ impl Key {
     /// a longer name.
     pub const MAX: usize = 64;
 
+    /// A key of no more than [`Key::MAX`] bytes.
+    pub(super) fn short(key: &[u8]) -> Self {
+        let mut bytes = [0; Self::MAX];
+        bytes[..key.len()].copy_from_slice(key);
+        Self { len: Some(key.len()), bytes }
+    }
+
     /// The key, unless it is longer than [`Key::MAX`] bytes.
     pub fn as_str(&self) -> Option<&str> {
         str::from_utf8(&self.bytes[..self.len?]).ok()

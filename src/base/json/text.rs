@@ -7,6 +7,7 @@
 
 use super::Invalid;
 use super::keys::Name;
+use super::vector::find_stop;
 
 /// A string that is being read.
 #[derive(Default)]
@@ -187,51 +188,13 @@ fn unescape(byte: u8) -> Option<u8> {
 }
 
 /// The run at the start of `data` that needs no look: ASCII without `"`, `\` and controls.
+#[inline]
 fn plain(data: &[u8]) -> &[u8] {
-    let (near, far) = data.split_at(data.len().min(NEAR));
-    if let Some(stop) = first_stop(near) {
-        return &near[..stop];
-    }
-    let (blocks, _) = far.as_chunks::<BLOCK>();
-    let passed = BLOCK * blocks.iter().take_while(|block| !has_stop(block)).count();
-    let rest = &far[passed..];
-    let stop = first_stop(rest).unwrap_or(rest.len());
-    &data[..near.len() + passed + stop]
+    &data[..find_stop(data).unwrap_or(data.len())]
 }
 
-/// Without an early exit, so that the compiler makes a few vector compares of it.
-fn has_stop(block: &[u8; BLOCK]) -> bool {
-    block.iter().fold(false, |found, &byte| found | is_stop(byte))
+/// The length of the string that `data` begins with, its quote left out, if it ends in `data` and needs no closer look.
+pub fn string_length(data: &[u8]) -> Option<usize> {
+    let length = skim(data);
+    (data.get(length) == Some(&b'"')).then_some(length)
 }
-
-fn is_stop(byte: u8) -> bool {
-    matches!(byte, 0..b' ' | b'"' | b'\\' | 0x80..)
-}
-
-/// Eight bytes at a time, all in one word. The top bit of each byte of `stops` says whether to stop
-/// there. A subtraction borrows only from bytes that are stops, so the lowest bit is always right.
-fn first_stop(data: &[u8]) -> Option<usize> {
-    let (words, rest) = data.as_chunks::<8>();
-    for (index, word) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*word);
-        let control = word.wrapping_sub(each(b' '));
-        let quote = (word ^ each(b'"')).wrapping_sub(each(1));
-        let backslash = (word ^ each(b'\\')).wrapping_sub(each(1));
-        let stops = (word | control | quote | backslash) & each(0x80);
-        if stops != 0 {
-            return Some(index * 8 + stops.trailing_zeros() as usize / 8);
-        }
-    }
-    let stop = rest.iter().position(|byte| is_stop(*byte))?;
-    Some(words.len() * 8 + stop)
-}
-
-const fn each(byte: u8) -> u64 {
-    u64::from_le_bytes([byte; 8])
-}
-
-/// Bytes that are looked through word by word before blocks begin to pay.
-const NEAR: usize = 64;
-
-/// Bytes of a block: four vectors of the baseline's 16 bytes.
-const BLOCK: usize = 64;

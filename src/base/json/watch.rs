@@ -43,7 +43,7 @@ pub(super) struct Start {
 impl Start {
     /// Bytes that are kept. Ours: names of tool types are shorter, any URL's scheme, and the head of a
     /// PNG behind its media type.
-    const WANTED: usize = 60;
+    pub(super) const WANTED: usize = 60;
 
     pub(super) fn begin(&mut self, name: &mut Name) {
         name.clear();

@@ -1,0 +1,232 @@
+//! A walk through JSON that stands in memory as a whole.
+//!
+//! It is for the usual form of what is read often. Each step answers `None` for what is wrong and for what is
+//! merely unusual, an escape in a key above all: then another reader decides, and nothing has happened yet.
+//! What a walk has passed to its end is JSON.
+
+use super::number::Number;
+use super::vector::{find_quote, find_stop};
+use super::{is_space, text};
+
+/// A place in the text.
+#[derive(Clone, Debug)]
+pub struct Cursor<'a> {
+    data: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub fn new(data: &'a [u8]) -> Self {
+        Self { data, at: 0 }
+    }
+
+    /// Bytes that have been passed.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Goes through an object: `each` is told a key, and passes its value.
+    pub fn members(
+        &mut self,
+        mut each: impl FnMut(&'a [u8], &mut Self) -> Option<()>,
+    ) -> Option<()> {
+        self.byte(b'{')?;
+        if self.byte(b'}').is_some() {
+            return Some(());
+        }
+        loop {
+            self.byte(b'"')?;
+            let rest = &self.data[self.at..];
+            let key = &rest[..find_stop(rest)?];
+            self.at += key.len();
+            self.byte_here(b'"')?;
+            self.byte(b':')?;
+            self.space();
+            each(key, self)?;
+            if self.byte(b',').is_none() {
+                return self.byte(b'}');
+            }
+            self.space();
+        }
+    }
+
+    /// Passes a whole number, not negative.
+    pub fn count(&mut self) -> Option<u64> {
+        let start = self.at;
+        let mut number = 0_u64;
+        while let Some(digit @ b'0'..=b'9') = self.data.get(self.at) {
+            number = number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'));
+            self.at += 1;
+        }
+        let digits = self.at - start;
+        let is_number =
+            digits == 1 || (1..MAX_DIGITS).contains(&digits) && self.data[start] != b'0';
+        (is_number && !matches!(self.peek(), Some(b'.' | b'e' | b'E'))).then_some(number)
+    }
+
+    /// Passes a string, and returns its inside as it is written.
+    pub fn string(&mut self) -> Option<&'a [u8]> {
+        self.byte_here(b'"')?;
+        let rest = &self.data[self.at..];
+        let inside = &rest[..text::string_length(rest)?];
+        self.at += inside.len() + 1;
+        Some(inside)
+    }
+
+    /// Passes `null`; says whether it stood here.
+    pub fn null(&mut self) -> bool {
+        let is_null = self.data[self.at..].starts_with(b"null");
+        self.at += if is_null { 4 } else { 0 };
+        is_null
+    }
+
+    /// Passes a value that is no array or object.
+    pub fn scalar(&mut self) -> Option<()> {
+        let byte = self.peek()?;
+        if byte == b'"' {
+            return self.string().map(drop);
+        }
+        if let Some(mut number) = Number::begin(byte) {
+            self.at += 1;
+            while let Some(next) = self.peek().and_then(|byte| number.next(byte)) {
+                number = next;
+                self.at += 1;
+            }
+            return number.is_complete().then_some(());
+        }
+        let rest = &self.data[self.at..];
+        let word =
+            [&b"true"[..], b"false", b"null"].into_iter().find(|word| rest.starts_with(word));
+        self.at += word?.len();
+        Some(())
+    }
+
+    /// Passes a value of any kind, no deeper than [`MAX_DEPTH`].
+    pub fn value(&mut self) -> Option<()> {
+        self.value_within(MAX_DEPTH)
+    }
+
+    /// Nothing but white space is left.
+    pub fn end(mut self) -> Option<()> {
+        self.space();
+        (self.at == self.data.len()).then_some(())
+    }
+
+    /// The next byte.
+    pub fn peek(&self) -> Option<u8> {
+        self.data.get(self.at).copied()
+    }
+
+    fn value_within(&mut self, depth: usize) -> Option<()> {
+        let inner = depth.checked_sub(1)?;
+        match self.peek()? {
+            b'{' => self.members(|_, value| value.value_within(inner)),
+            b'[' => {
+                self.at += 1;
+                if self.byte(b']').is_some() {
+                    return Some(());
+                }
+                loop {
+                    self.space();
+                    self.value_within(inner)?;
+                    if self.byte(b',').is_none() {
+                        return self.byte(b']');
+                    }
+                }
+            }
+            _ => self.scalar(),
+        }
+    }
+
+    /// Passes white space and this byte; stays before the byte where it is another.
+    fn byte(&mut self, byte: u8) -> Option<()> {
+        self.space();
+        self.byte_here(byte)
+    }
+
+    fn byte_here(&mut self, byte: u8) -> Option<()> {
+        if self.peek() != Some(byte) {
+            return None;
+        }
+        self.at += 1;
+        Some(())
+    }
+
+    fn space(&mut self) {
+        while self.peek().is_some_and(is_space) {
+            self.at += 1;
+        }
+    }
+}
+
+/// The inside of the string that `data` begins with, its quote left out, and what follows its closing quote; all of
+/// `data` where it does not end. Nothing is checked.
+#[inline]
+pub fn split_string(data: &[u8]) -> (&[u8], &[u8]) {
+    let mut end = 0;
+    while let Some(at) = find_quote(&data[end..]) {
+        end += at;
+        if data[end] == b'"' {
+            return (&data[..end], &data[end + 1..]);
+        }
+        end = data.len().min(end + 2);
+    }
+    (data, &[])
+}
+
+/// One more than the digits of a number that cannot outgrow 64 bits.
+const MAX_DIGITS: usize = 19;
+
+/// Arrays and objects within one another. The usual form has three.
+const MAX_DEPTH: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::Cursor;
+
+    /// A walk to the end is a proof: what it passes, a whole parser passes as well.
+    #[test]
+    fn what_a_walk_passes_is_json() {
+        let passes = |json: &str| {
+            let mut cursor = Cursor::new(json.as_bytes());
+            cursor.value().and_then(|()| cursor.end()).is_some()
+        };
+        for json in
+            ["{}", "{ }", r#"{"a":[1,{"b":[]}, "c" ] }"#, "7", "-1.5e3", "[true,null]", r#""\n""#]
+        {
+            assert!(passes(json), "{json}");
+        }
+        let pieces = ["{", "}", "[", "]", ",", ":", " ", "\"a\"", "1", "-", "null", "\"\\x\"", "0"];
+        for a in pieces {
+            for b in pieces {
+                for c in pieces {
+                    for d in pieces {
+                        let json = [a, b, c, d].concat();
+                        let is_json = serde_json::from_str::<&RawValue>(&json).is_ok();
+                        assert!(!passes(&json) || is_json, "{json}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_count_is_a_whole_number_of_at_most_18_digits() {
+        for (json, count) in [
+            ("0", Some(0)),
+            ("10", Some(10)),
+            ("999999999999999999", Some(999_999_999_999_999_999)),
+            ("1000000000000000000", None),
+            ("007", None),
+            ("-1", None),
+            ("1.0", None),
+            ("1e3", None),
+            ("\"1\"", None),
+            ("", None),
+        ] {
+            assert_eq!(Cursor::new(json.as_bytes()).count(), count, "{json}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Finds the bytes of a string that need a look, sixteen at a time where the processor can.
+//!
+//! Each search has two forms with one answer: with SSE2, which every x86-64 processor has, and byte by
+//! byte, for what is shorter than a vector and for other processors. A test holds one against the other.
+
+/// Where the first byte stands that is no plain text: a quote, a backslash, a control or not ASCII.
+#[inline]
+pub(super) fn find_stop(data: &[u8]) -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(found) = in_blocks(data, stops) {
+        return found;
+    }
+    data.iter().position(|byte| is_stop(*byte))
+}
+
+/// Where the first quote or backslash stands.
+#[inline]
+pub(super) fn find_quote(data: &[u8]) -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(found) = in_blocks(data, quotes) {
+        return found;
+    }
+    data.iter().position(|byte| is_quote(*byte))
+}
+
+#[inline]
+fn is_stop(byte: u8) -> bool {
+    matches!(byte, 0..b' ' | b'"' | b'\\' | 0x80..)
+}
+
+#[inline]
+fn is_quote(byte: u8) -> bool {
+    matches!(byte, b'"' | b'\\')
+}
+
+/// Searches block by block; the last block overlaps the one before it. `None` where there is not even one block.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn in_blocks(data: &[u8], search: impl Fn(&[u8; BLOCK]) -> u32) -> Option<Option<usize>> {
+    let last = data.last_chunk()?;
+    let (blocks, _) = data.as_chunks();
+    for (index, block) in blocks.iter().enumerate() {
+        let found = search(block);
+        if found != 0 {
+            return Some(Some(index * BLOCK + found.trailing_zeros() as usize));
+        }
+    }
+    let found = search(last);
+    Some((found != 0).then(|| data.len() - BLOCK + found.trailing_zeros() as usize))
+}
+
+/// One bit for each byte that is a stop.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "the compiler asks for it wherever a processor's extension is used")]
+#[inline]
+fn stops(block: &[u8; BLOCK]) -> u32 {
+    // SAFETY: SSE2 is a part of x86-64.
+    unsafe { sse2::stops(block) }
+}
+
+/// One bit for each byte that is a quote or a backslash.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "the compiler asks for it wherever a processor's extension is used")]
+#[inline]
+fn quotes(block: &[u8; BLOCK]) -> u32 {
+    // SAFETY: SSE2 is a part of x86-64.
+    unsafe { sse2::quotes(block) }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod sse2 {
+    use std::arch::x86_64::{
+        __m128i, _mm_cmpeq_epi8, _mm_cmpgt_epi8, _mm_movemask_epi8, _mm_or_si128, _mm_set_epi64x,
+        _mm_set1_epi8,
+    };
+
+    use super::BLOCK;
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    pub(super) fn stops(block: &[u8; BLOCK]) -> u32 {
+        let bytes = load(block);
+        // Compared with a sign: what is not ASCII is below the blank, as controls are.
+        let low = _mm_cmpgt_epi8(all(b' '), bytes);
+        mask(_mm_or_si128(low, quoted(bytes)))
+    }
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    pub(super) fn quotes(block: &[u8; BLOCK]) -> u32 {
+        mask(quoted(load(block)))
+    }
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    fn quoted(bytes: __m128i) -> __m128i {
+        _mm_or_si128(_mm_cmpeq_epi8(bytes, all(b'"')), _mm_cmpeq_epi8(bytes, all(b'\\')))
+    }
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    fn all(byte: u8) -> __m128i {
+        _mm_set1_epi8(byte.cast_signed())
+    }
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    fn mask(bytes: __m128i) -> u32 {
+        _mm_movemask_epi8(bytes).cast_unsigned()
+    }
+
+    /// Two words that the compiler loads as one vector.
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    fn load(block: &[u8; BLOCK]) -> __m128i {
+        let block = u128::from_le_bytes(*block);
+        let word = |word: u128| (word as u64).cast_signed();
+        _mm_set_epi64x(word(block >> 64), word(block))
+    }
+}
+
+/// Bytes of a vector.
+#[cfg(target_arch = "x86_64")]
+const BLOCK: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{find_quote, find_stop, is_quote, is_stop};
+
+    proptest! {
+        #[test]
+        fn vectors_find_what_a_search_byte_by_byte_finds(
+            mut data in prop::collection::vec(b' '..=b'~', 0..200),
+            odd in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+            from in 0_usize..20,
+        ) {
+            data.iter_mut().filter(|byte| is_stop(**byte)).for_each(|byte| *byte = b'x');
+            for (at, byte) in odd {
+                if !data.is_empty() {
+                    let at = at.index(data.len());
+                    data[at] = byte;
+                }
+            }
+            // Unaligned as well.
+            let data = &data[from.min(data.len())..];
+            prop_assert_eq!(find_stop(data), data.iter().position(|byte| is_stop(*byte)));
+            prop_assert_eq!(find_quote(data), data.iter().position(|byte| is_quote(*byte)));
+        }
+    }
+}
