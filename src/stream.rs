@@ -20,9 +20,11 @@ mod body;
 mod delta;
 mod filter;
 mod limit;
+mod pattern;
 mod report;
 mod sse;
 mod tally;
+mod whole;
 mod written;
 
 use bytes::Bytes;
@@ -183,8 +185,8 @@ impl Observer {
         }
         match &mut self.reader {
             Reader::Sse(blocks) => {
-                let event = Event::from_lines(blocks.unended()?)?;
-                self.report.hear(&event);
+                let begun = blocks.unended()?;
+                self.report.hear(&Event::from_lines(begun)?, begun);
                 None
             }
             Reader::Filtered(filter) => filter.end(&mut self.report),
@@ -241,14 +243,19 @@ impl Observer {
 
 fn observe(blocks: &mut Blocks, frame: Bytes, report: &mut Report) -> Result<Bytes, Oversize> {
     let mut at = 0;
-    while let Some(block) = blocks.next(&frame[at..])? {
-        at += block.taken;
-        if let Some(event) = block.event() {
-            report.hear(&event);
-            if let Some(end) = report.cut() {
-                return Ok([&frame[..at], &end].concat().into());
-            }
+    loop {
+        if blocks.is_between()
+            && let Some(taken) = report.hear_repeated(&frame[at..])
+        {
+            at += taken;
+        } else {
+            let Some(block) = blocks.next(&frame[at..])? else { return Ok(frame) };
+            at += block.taken;
+            let Some(event) = block.event() else { continue };
+            report.hear(&event, block.bytes());
+        }
+        if let Some(end) = report.cut() {
+            return Ok([&frame[..at], &end].concat().into());
         }
     }
-    Ok(frame)
 }

@@ -2,7 +2,9 @@
 //!
 //! An embeddings response is megabytes long and has its usage last, so the body is scanned as it
 //! passes: strings and inner values are skipped, the top-level `usage` is copied out, all else is
-//! forgotten. The texts of an answer are counted by their length, to hold a report against. It is no validator: of what is not JSON it makes nothing, in bounded memory.
+//! forgotten. The texts of an answer are counted by their length, to hold a report against. It is no
+//! validator: of what is not JSON it makes nothing, in bounded memory. A body in one frame is read at once,
+//! by [`whole`].
 //!
 //! **Invariant:** what is found is the same however the body is split into frames.
 
@@ -10,12 +12,14 @@ use std::mem;
 
 use memchr::memchr2;
 
-use super::Finish;
 use super::report::Report;
+use super::{Finish, whole};
 
 /// A body that is read frame by frame.
 #[derive(Debug, Default)]
 pub(super) struct Body {
+    /// A frame has been read.
+    has_begun: bool,
     /// Open arrays and objects.
     depth: u64,
     place: Place,
@@ -69,7 +73,14 @@ enum Text {
 }
 
 impl Body {
+    /// Reads one more frame. The first is nearly always the whole body.
     pub(super) fn read(&mut self, bytes: &[u8], report: &mut Report) {
+        if mem::replace(&mut self.has_begun, true) || !whole::read(bytes, report) {
+            self.read_on(bytes, report);
+        }
+    }
+
+    fn read_on(&mut self, bytes: &[u8], report: &mut Report) {
         let mut at = 0;
         // Where in these bytes the value of `usage` begins or goes on.
         let mut usage = 0;
@@ -121,6 +132,7 @@ impl Body {
             b'}' | b']' => {
                 self.depth = self.depth.saturating_sub(1);
                 if self.depth == 0 && mem::take(&mut self.place) != Place::Outside {
+                    self.answer = Answer::default();
                     report.hear_end(Finish::Terminated);
                 }
             }
@@ -135,7 +147,8 @@ impl Body {
         if key == Some(b"error") && first != b'n' {
             report.hear_end(Finish::Errored);
         }
-        self.answer.is_open = matches!(&self.key, b"choic" | b"conte" | b"outpu");
+        let is_long = self.key_length >= KEY;
+        self.answer.is_open = is_long && matches!(&self.key, b"choic" | b"conte" | b"outpu");
         self.place = if key == Some(b"usage") { Place::Usage } else { Place::Value };
     }
 
@@ -204,13 +217,23 @@ impl Answer {
             return;
         }
         let length = usize::try_from(self.length).unwrap_or(usize::MAX);
-        self.is_text = matches!(
-            (self.start.get(..length.min(NAME)), length),
-            (Some(b"content" | b"text" | b"refusal" | b"input" | b"thinking"), _)
-                | (Some(b"argument"), 9)
-                | (Some(b"reasonin"), 9 | 17)
-        );
+        self.is_text = is_text_key(&self.start[..length.min(NAME)], length);
     }
+}
+
+/// Whether a key in an answer has text under it.
+pub(super) fn has_text(key: &[u8]) -> bool {
+    is_text_key(&key[..key.len().min(NAME)], key.len())
+}
+
+/// The same by the beginning of a key and its length.
+fn is_text_key(start: &[u8], length: usize) -> bool {
+    matches!(
+        (start, length),
+        (b"content" | b"text" | b"refusal" | b"input" | b"thinking", _)
+            | (b"argument", 9)
+            | (b"reasonin", 9 | 17)
+    )
 }
 
 /// The length of what can be skipped inside a value: numbers above all. Looked at in pieces of a
@@ -234,9 +257,9 @@ fn is_structure(byte: u8) -> bool {
 const NAME: usize = 8;
 
 /// The length of both keys that matter.
-const KEY: usize = 5;
+pub(super) const KEY: usize = 5;
 
 const PIECE: usize = 32;
 
 /// Real ones are under 1 KiB. A larger one is not read: the tokens are estimated.
-const MAX_USAGE: usize = 16 * 1024;
+pub(super) const MAX_USAGE: usize = 16 * 1024;

@@ -3,10 +3,10 @@
 //! Most of an event is the same in all events of its stream, so it is searched for the key of its
 //! delta, and only the delta is read: its strings, by the keys that they stand under.
 
-use memchr::memchr2;
 use memchr::memmem::Finder;
 
 use super::written::Written;
+use crate::base::json::split_string;
 
 /// Counts the text of every delta in the event `data`, which stands under `key`; in one that has a single
 /// delta, of the first. Returns where the text begins if there is one.
@@ -43,44 +43,6 @@ pub(super) fn count(
         }
     }
     found.filter(|_| written.pieces() == before + 1)
-}
-
-/// An event that brought one text and said nothing else. Most events differ from the one before in their
-/// text alone: they say nothing else either, and need not be read.
-#[derive(Debug, Default)]
-pub(super) struct Pattern {
-    /// The event's name and what stands before the text.
-    before: Vec<u8>,
-    name: usize,
-    /// What stands behind it.
-    after: Vec<u8>,
-}
-
-impl Pattern {
-    /// Keeps an event whose only text begins at `start`.
-    pub(super) fn keep(&mut self, name: &[u8], data: &[u8], start: usize) {
-        let (before, text) = data.split_at(start);
-        let (_, after) = split_string(text);
-        if before.len() + after.len() > MAX_PATTERN {
-            return;
-        }
-        self.before.clear();
-        self.before.extend_from_slice(name);
-        self.before.extend_from_slice(before);
-        self.name = name.len();
-        self.after.clear();
-        self.after.extend_from_slice(after);
-    }
-
-    /// The text of an event that differs from the one kept in that alone.
-    pub(super) fn text<'a>(&self, name: &[u8], data: &'a [u8]) -> Option<&'a [u8]> {
-        let (kept, before) = self.before.split_at(self.name);
-        if before.is_empty() || kept != name {
-            return None;
-        }
-        let (text, after) = split_string(data.strip_prefix(before)?);
-        (after == self.after && !text.is_empty()).then_some(text)
-    }
 }
 
 /// A delta that is being read.
@@ -189,19 +151,3 @@ impl Key {
         }
     }
 }
-
-/// The inside of the string that goes on in `rest`, and what follows its closing quote.
-fn split_string(rest: &[u8]) -> (&[u8], &[u8]) {
-    let mut end = 0;
-    while let Some(at) = memchr2(b'"', b'\\', &rest[end..]) {
-        end += at;
-        if rest[end] == b'"' {
-            return (&rest[..end], &rest[end + 1..]);
-        }
-        end = rest.len().min(end + 2);
-    }
-    (rest, &[])
-}
-
-/// Real ones are under 1 KiB.
-const MAX_PATTERN: usize = 4096;

@@ -29,21 +29,34 @@ impl Filter {
     pub(super) fn frame(&mut self, frame: Bytes, report: &mut Report) -> Result<Bytes, Oversize> {
         let mut passed = Passed::default();
         let mut at = 0;
-        while let Some(block) = self.blocks.next(&frame[at..])? {
-            let had_let_go = mem::take(&mut self.has_let_go);
-            self.has_hidden = match (block.kind, block.event()) {
-                (Kind::LineFeed, _) => self.has_hidden,
-                (_, Some(event)) => report.hear(&event).is_usage_chunk() && may_hide(block.bytes()),
-                (_, None) => false,
-            };
-            let end = at + block.taken;
-            if !self.has_hidden {
-                if !had_let_go {
-                    passed.copy(&frame, block.carried());
+        loop {
+            // Between two blocks nothing is held back, and nothing has been let go.
+            if self.blocks.is_between()
+                && let Some(taken) = report.hear_repeated(&frame[at..])
+            {
+                self.has_hidden = false;
+                passed.pass(&frame, at..at + taken);
+                at += taken;
+            } else {
+                let Some(block) = self.blocks.next(&frame[at..])? else { break };
+                let had_let_go = mem::take(&mut self.has_let_go);
+                let bytes = block.bytes();
+                self.has_hidden = match (block.kind, block.event()) {
+                    (Kind::LineFeed, _) => self.has_hidden,
+                    (_, Some(event)) => {
+                        report.hear(&event, bytes).is_usage_chunk() && may_hide(bytes)
+                    }
+                    (_, None) => false,
+                };
+                let end = at + block.taken;
+                if !self.has_hidden {
+                    if !had_let_go {
+                        passed.copy(&frame, block.carried());
+                    }
+                    passed.pass(&frame, at..end);
                 }
-                passed.pass(&frame, at..end);
+                at = end;
             }
-            at = end;
             if let Some(closing) = report.cut() {
                 passed.copy(&frame, &closing);
                 return Ok(passed.finish(frame));
@@ -73,7 +86,8 @@ impl Filter {
     /// Reads an event that the stream's end has ended, and returns it if it was held back.
     pub(super) fn end(&mut self, report: &mut Report) -> Option<Bytes> {
         let begun = self.blocks.unended()?;
-        let heard = Event::from_lines(begun).map_or(Heard::Other, |event| report.hear(&event));
+        let heard =
+            Event::from_lines(begun).map_or(Heard::Other, |event| report.hear(&event, begun));
         if self.has_let_go || begun.is_empty() || (heard.is_usage_chunk() && may_hide(begun)) {
             return None;
         }

@@ -18,6 +18,7 @@ use std::marker::PhantomData;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::pattern::{LoneText, Repeated};
 use super::written::Written;
 use crate::budget::{Tokens, Usage};
 use crate::protocol::{Protocol, Route};
@@ -63,6 +64,16 @@ enum Progress {
     Responses(responses::Response),
 }
 
+/// What an event that brings one text, and nothing else, does to a stream's progress.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Effect {
+    /// The stream is not limited, or the text is all.
+    #[default]
+    None,
+    Choice(chat::Advance),
+    Part(responses::PartPlace),
+}
+
 /// Where a stream stands between two events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -92,8 +103,14 @@ impl Limit {
         Self { allowance, progress, is_cut: false }
     }
 
-    /// Follows an event, and counts what it writes. Chat's have no name.
-    pub(super) fn hear(&mut self, name: &[u8], data: &[u8], written: &mut Written) {
+    /// Follows an event, and counts what it writes. Chat's have no name. Returns the text of an event that brings one
+    /// and nothing else.
+    pub(super) fn hear(
+        &mut self,
+        name: &[u8],
+        data: &[u8],
+        written: &mut Written,
+    ) -> Option<LoneText> {
         match &mut self.progress {
             Progress::Chat(answer) => answer.hear(data, written),
             Progress::Messages(message) => message.hear(name, data, written),
@@ -101,13 +118,27 @@ impl Limit {
         }
     }
 
-    /// What ends the stream here, if it has outrun its allowance by what was `written` at least or by
-    /// what the upstream has `reported` so far.
-    pub(super) fn cut(&mut self, written: Tokens, reported: Option<Usage>) -> Option<Vec<u8>> {
-        let output = reported.map_or(Tokens::ZERO, |usage| usage.output);
-        if written.max(output) <= self.allowance.output {
-            return None;
+    /// Follows an event like one that has been heard, with another text, which is counted already.
+    pub(super) fn hear_repeated(&mut self, event: &Repeated<'_>) {
+        match (&mut self.progress, event.effect) {
+            (Progress::Chat(answer), Effect::Choice(update)) => answer.advance(update),
+            (Progress::Messages(message), _) => message.go_on(),
+            (Progress::Responses(response), Effect::Part(part)) => {
+                response.extend_by(event.sequence, part, event.text);
+            }
+            _ => (),
         }
+    }
+
+    /// Whether a stream may have so much output.
+    pub(super) fn allows(&self, output: Tokens) -> bool {
+        output <= self.allowance.output
+    }
+
+    /// What ends a stream here that has outrun its allowance, by what was written at least or by what the upstream has
+    /// `reported` so far; `None` where nothing in it is open.
+    pub(super) fn cut(&mut self, reported: Option<Usage>) -> Option<Vec<u8>> {
+        let output = reported.map_or(Tokens::ZERO, |usage| usage.output);
         let state = self.state();
         if state == State::Ended {
             return None;

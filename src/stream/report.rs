@@ -4,14 +4,15 @@
 //! contain; only the few that may are parsed. Counts are taken where the protocol puts them and
 //! nowhere else: a tool's arguments may well hold a `usage` of their own.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::delta::Pattern;
-use super::limit::{Allowance, Limit};
+use super::limit::{Allowance, Effect, Limit};
+use super::pattern::{LoneText, Pattern};
 use super::sse::Event;
 use super::tally::{Tally, object};
 use super::written::Written;
@@ -59,7 +60,11 @@ impl Report {
     /// What ends the stream after the event that was heard last, if that was one too many.
     pub(super) fn cut(&mut self) -> Option<Vec<u8>> {
         let limit = self.limit.as_mut()?;
-        limit.cut(self.written.at_least(), self.tally.usage(self.route.protocol()))
+        let written = self.written.at_least();
+        if limit.allows(written.max(self.tally.output())) {
+            return None;
+        }
+        limit.cut(self.tally.usage(self.route.protocol()))
     }
 
     pub(super) fn is_cut(&self) -> bool {
@@ -99,22 +104,29 @@ impl Report {
         self.so_far().filter(|usage| is_whole && !usage.input.is_zero())
     }
 
-    pub(super) fn hear(&mut self, event: &Event<'_>) -> Heard {
-        match self.route.protocol() {
-            Protocol::Chat => {
-                if self.hear_text_alone(event) {
-                    return Heard::Other;
-                }
-                let text = self.count_chunk(&event.data);
-                self.hear_chunk(event, text)
-            }
-            Protocol::Responses | Protocol::Messages => {
-                if !self.hear_text_alone(event) {
-                    self.hear_named(event);
-                }
-                Heard::Other
-            }
+    /// Hears an event; `block` is all of it.
+    pub(super) fn hear(&mut self, event: &Event<'_>, block: &[u8]) -> Heard {
+        let protocol = self.route.protocol();
+        let (heard, lone) = match protocol {
+            Protocol::Chat => self.hear_chunk(event),
+            Protocol::Responses | Protocol::Messages => (Heard::Other, self.hear_named(event)),
+        };
+        if let (Some(lone), Cow::Borrowed(data)) = (lone, &event.data) {
+            let pattern = self.pattern.get_or_insert_default();
+            pattern.keep(block, data, &lone, protocol == Protocol::Responses);
         }
+        heard
+    }
+
+    /// Hears the event that `rest` begins with, if it differs in its text alone from one that said nothing else.
+    /// Returns its length.
+    pub(super) fn hear_repeated(&mut self, rest: &[u8]) -> Option<usize> {
+        let repeated = self.pattern.as_ref()?.read(rest)?;
+        self.written.add_text(repeated.text);
+        if let Some(limit) = &mut self.limit {
+            limit.hear_repeated(&repeated);
+        }
+        Some(repeated.taken)
     }
 
     /// Reads the text of a usage object; says no to anything else.
@@ -131,59 +143,51 @@ impl Report {
         self.hear_usage_text(usage.get().as_bytes())
     }
 
-    /// Hears an event that differs in its text alone from one that said nothing else.
-    fn hear_text_alone(&mut self, event: &Event<'_>) -> bool {
-        let pattern = self.pattern.as_ref().filter(|_| self.limit.is_none());
-        let text = pattern.and_then(|pattern| pattern.text(event.name, &event.data));
-        text.is_some_and(|text| self.written.add_text(text))
-    }
-
-    /// Counts what a chunk writes; returns where its text begins, if it is one and nothing is limited.
-    fn count_chunk(&mut self, data: &[u8]) -> Option<usize> {
-        match &mut self.limit {
-            Some(limit) => {
-                limit.hear(b"", data, &mut self.written);
-                None
-            }
-            None if self.route == Route::Completions => {
-                delta::count(data, &TEXT, false, &mut self.written)
-            }
-            None => delta::count(data, &DELTA, false, &mut self.written),
+    /// Counts what a chunk writes; returns its text, if it is one.
+    fn count_chunk(&mut self, data: &[u8]) -> Option<LoneText> {
+        if let Some(limit) = &mut self.limit {
+            return limit.hear(b"", data, &mut self.written);
         }
+        let key = if self.route == Route::Completions { &*TEXT } else { &*DELTA };
+        let start = delta::count(data, key, false, &mut self.written)?;
+        LoneText::at(start, data, Effect::None)
     }
 
-    fn hear_chunk(&mut self, event: &Event<'_>, text: Option<usize>) -> Heard {
+    /// Hears a chunk; returns its text, if it is one and the chunk says nothing else.
+    fn hear_chunk(&mut self, event: &Event<'_>) -> (Heard, Option<LoneText>) {
         let data = &*event.data;
+        let lone = self.count_chunk(data);
         if data == b"[DONE]" {
             self.hear_end(Finish::Terminated);
         } else if event.name == b"error" {
             self.hear_end(Finish::Errored);
         } else if has_value(data, &USAGE) || has_value(data, &ERROR) {
-            let Some(chunk) = object::<Payload<'_>>(data) else { return Heard::Other };
+            let Some(chunk) = object::<Payload<'_>>(data) else { return (Heard::Other, None) };
             if chunk.error.is_some() {
                 self.hear_end(Finish::Errored);
             }
             let is_usage = chunk.usage.is_some_and(|usage| self.hear_usage(usage));
             if is_usage && chunk.choices.is_some_and(is_empty_array) {
-                return Heard::UsageChunk;
+                return (Heard::UsageChunk, None);
             }
-        } else if let Some(start) = text {
-            self.pattern.get_or_insert_default().keep(event.name, data, start);
+        } else {
+            return (Heard::Other, lone);
         }
-        Heard::Other
+        (Heard::Other, None)
     }
 
-    /// Responses and Messages name their events, on a line of their own and in the data.
-    fn hear_named(&mut self, event: &Event<'_>) {
+    /// Responses and Messages name their events, on a line of their own and in the data. Returns the text of one that
+    /// says nothing else.
+    fn hear_named(&mut self, event: &Event<'_>) -> Option<LoneText> {
         let data = &*event.data;
         let name = match event.name {
             b"" | b"message" => leading_type(data).or_else(|| any_type(data)),
             name => Some(name),
         };
-        match &mut self.limit {
+        let lone = match &mut self.limit {
             Some(limit) => limit.hear(name.unwrap_or_default(), data, &mut self.written),
-            None => self.count_named(event.name, name.unwrap_or_default(), data),
-        }
+            None => self.count_named(name.unwrap_or_default(), data),
+        };
         match name {
             // Whatever its data.
             Some(b"error") => self.hear_end(Finish::Errored),
@@ -200,10 +204,12 @@ impl Report {
             }
             Some(_) => (),
         }
+        lone
     }
 
-    /// Counts what an event of Responses or Messages writes.
-    fn count_named(&mut self, event: &[u8], name: &[u8], data: &[u8]) {
+    /// Counts what an event of Responses or Messages writes; returns its text, if it is one and such events say
+    /// nothing else.
+    fn count_named(&mut self, name: &[u8], data: &[u8]) -> Option<LoneText> {
         match name {
             // A summary is not what was written.
             b"response.reasoning_summary_text.delta" => self.written.hide(),
@@ -214,17 +220,13 @@ impl Report {
                 delta::count(data, &BLOCK, true, &mut self.written);
             }
             b"response.output_item.added" if REASONING.find(data).is_some() => self.written.hide(),
-            b"content_block_delta" => {
-                if let Some(start) = delta::count(data, &DELTA, true, &mut self.written) {
-                    self.pattern.get_or_insert_default().keep(event, data, start);
-                }
-            }
-            // Their sequence numbers make each of them another.
-            name if name.ends_with(b".delta") => {
-                delta::count(data, &DELTA, true, &mut self.written);
+            name if name == b"content_block_delta" || name.ends_with(b".delta") => {
+                let start = delta::count(data, &DELTA, true, &mut self.written)?;
+                return LoneText::at(start, data, Effect::None);
             }
             _ => (),
         }
+        None
     }
 
     /// An event whose data is cut short says nothing, not even the end.

@@ -75,6 +75,14 @@ impl Blocks {
         Ok(Some(Block { kind, bytes: &self.carry, taken }))
     }
 
+    /// Whether nothing has begun and not ended: the next byte begins a block.
+    pub(super) fn is_between(&mut self) -> bool {
+        if mem::take(&mut self.is_spent) {
+            self.empty_carry();
+        }
+        self.splitter.place == Place::Between && !self.splitter.after_return
+    }
+
     /// The bytes of the event that has begun and not ended; `None` in a comment, which nobody needs.
     pub(super) fn unended(&self) -> Option<&[u8]> {
         (self.splitter.place != Place::Comment).then_some(&self.carry)

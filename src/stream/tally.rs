@@ -4,6 +4,8 @@
 //! count the last value wins. What is not a whole number of at least zero is no count, and is
 //! passed over.
 
+mod usual;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -24,6 +26,21 @@ pub(super) struct Tally {
     cost: Option<Nanodollars>,
 }
 
+/// What one usage object says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Said {
+    input: Option<u64>,
+    output: Option<u64>,
+    cache_read: Option<u64>,
+    cache_write: Option<u64>,
+    cache_write_1h: Option<u64>,
+    reasoning: Option<u64>,
+    audio_input: Option<u64>,
+    audio_output: Option<u64>,
+    extra: Option<Extra>,
+    cost: Option<Nanodollars>,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Rare {
     audio_input: u64,
@@ -33,7 +50,7 @@ struct Rare {
 }
 
 /// The sum of passes that Anthropic leaves out of its own sums: compaction, above all.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extra {
     input: u64,
     output: u64,
@@ -44,40 +61,22 @@ struct Extra {
 impl Tally {
     /// Says no to what is not a usage object.
     pub(super) fn read(&mut self, protocol: Protocol, usage: &[u8]) -> bool {
-        let Some(counts) = object::<Counts<'_>>(usage) else { return false };
-        let (input, output, input_details, output_details) = match protocol {
-            Protocol::Chat => (
-                counts.prompt_tokens,
-                counts.completion_tokens,
-                counts.prompt_tokens_details,
-                counts.completion_tokens_details,
-            ),
-            Protocol::Responses | Protocol::Messages => (
-                counts.input_tokens,
-                counts.output_tokens,
-                counts.input_tokens_details,
-                counts.output_tokens_details,
-            ),
+        let Some(said) = usual::read(protocol, usage).or_else(|| Said::parse(protocol, usage))
+        else {
+            return false;
         };
-        let (input_details, output_details) = (details(input_details), details(output_details));
-        let cached = count(input_details.cached_tokens);
         self.read_rare(
-            some(input_details.audio_tokens),
-            some(output_details.audio_tokens),
-            counts.iterations.and_then(extra),
+            said.audio_input.filter(|count| *count > 0),
+            said.audio_output.filter(|count| *count > 0),
+            said.extra,
         );
-        replace(&mut self.input, count(input));
-        replace(&mut self.output, count(output));
-        replace(&mut self.cache_read, count(counts.cache_read_input_tokens).or(cached));
-        replace(&mut self.cache_write, count(counts.cache_creation_input_tokens));
-        let writes = counts.cache_creation.and_then(|writes| object(writes.get().as_bytes()));
-        let CacheCreation { ephemeral_1h_input_tokens } = writes.unwrap_or_default();
-        replace(&mut self.cache_write_1h, count(ephemeral_1h_input_tokens));
-        replace(&mut self.reasoning, count(output_details.reasoning_tokens));
-        // In a Messages stream LiteLLM's figure leaves the input out.
-        if protocol != Protocol::Messages {
-            replace(&mut self.cost, counts.cost.and_then(|cost| Nanodollars::parse(cost.get())));
-        }
+        replace(&mut self.input, said.input);
+        replace(&mut self.output, said.output);
+        replace(&mut self.cache_read, said.cache_read);
+        replace(&mut self.cache_write, said.cache_write);
+        replace(&mut self.cache_write_1h, said.cache_write_1h);
+        replace(&mut self.reasoning, said.reasoning);
+        replace(&mut self.cost, said.cost);
         true
     }
 
@@ -115,6 +114,15 @@ impl Tally {
         })
     }
 
+    /// The output that [`Self::usage`] tells.
+    pub(super) fn output(&self) -> Tokens {
+        if self.input.is_none() && self.output.is_none() {
+            return Tokens::ZERO;
+        }
+        let extra = self.rare.as_ref().map_or(0, |rare| rare.extra.output);
+        Tokens(self.output.unwrap_or(0).saturating_add(extra))
+    }
+
     fn read_rare(&mut self, heard: Option<u64>, spoken: Option<u64>, extra: Option<Extra>) {
         if heard.is_none() && spoken.is_none() && extra.is_none() {
             return;
@@ -135,6 +143,45 @@ impl Tally {
 
     pub(super) fn forget_output(&mut self) {
         self.output = None;
+    }
+}
+
+impl Said {
+    /// Reads a usage object of any form.
+    fn parse(protocol: Protocol, usage: &[u8]) -> Option<Self> {
+        let counts: Counts<'_> = object(usage)?;
+        let (input, output, input_details, output_details) = match protocol {
+            Protocol::Chat => (
+                counts.prompt_tokens,
+                counts.completion_tokens,
+                counts.prompt_tokens_details,
+                counts.completion_tokens_details,
+            ),
+            Protocol::Responses | Protocol::Messages => (
+                counts.input_tokens,
+                counts.output_tokens,
+                counts.input_tokens_details,
+                counts.output_tokens_details,
+            ),
+        };
+        let (input_details, output_details) = (details(input_details), details(output_details));
+        let writes = counts.cache_creation.and_then(|writes| object(writes.get().as_bytes()));
+        let CacheCreation { ephemeral_1h_input_tokens } = writes.unwrap_or_default();
+        // In a Messages stream LiteLLM's figure leaves the input out.
+        let cost = counts.cost.filter(|_| protocol != Protocol::Messages);
+        Some(Self {
+            input: count(input),
+            output: count(output),
+            cache_read: count(counts.cache_read_input_tokens)
+                .or(count(input_details.cached_tokens)),
+            cache_write: count(counts.cache_creation_input_tokens),
+            cache_write_1h: count(ephemeral_1h_input_tokens),
+            reasoning: count(output_details.reasoning_tokens),
+            audio_input: count(input_details.audio_tokens),
+            audio_output: count(output_details.audio_tokens),
+            extra: counts.iterations.and_then(extra),
+            cost: cost.and_then(|cost| Nanodollars::parse(cost.get())),
+        })
     }
 }
 
@@ -238,11 +285,6 @@ fn details(details: Option<&RawValue>) -> Details<'_> {
 
 fn count(number: Option<&RawValue>) -> Option<u64> {
     number?.get().parse().ok()
-}
-
-/// A count other than zero: many providers report zeros of what they never have.
-fn some(number: Option<&RawValue>) -> Option<u64> {
-    count(number).filter(|count| *count > 0)
 }
 
 fn replace<T>(old: &mut Option<T>, new: Option<T>) {

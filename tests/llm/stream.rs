@@ -4,6 +4,7 @@ mod generate;
 mod leaving;
 mod limit;
 mod reference;
+mod repeated;
 
 use std::fmt::Write;
 use std::fs;

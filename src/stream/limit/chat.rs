@@ -5,9 +5,10 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{List, OUTPUT_LIMIT_REACHED, Reached, State, put};
+use super::{Effect, List, OUTPUT_LIMIT_REACHED, Reached, State, put};
 use crate::budget::Usage;
 use crate::protocol::Route;
+use crate::stream::pattern::LoneText;
 use crate::stream::tally::object;
 use crate::stream::written::Written;
 
@@ -40,6 +41,17 @@ struct Choice {
     part: Part,
 }
 
+/// What a chunk says of one choice.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub(in crate::stream) struct Advance {
+    index: u64,
+    is_text: bool,
+    is_call: bool,
+    is_thinking: bool,
+    is_finished: bool,
+}
+
 /// What a choice is in the midst of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
@@ -58,28 +70,32 @@ impl Answer {
         Self { route, shows_usage, envelope: None, choices: Vec::new(), has_more: false }
     }
 
-    pub(super) fn hear(&mut self, data: &[u8], written: &mut Written) {
-        let Some(chunk) = object::<Chunk<'_>>(data) else { return };
-        let Some(choices) = chunk.choices else { return };
+    /// Follows a chunk; returns its text, if it is one, of one choice.
+    pub(super) fn hear(&mut self, data: &[u8], written: &mut Written) -> Option<LoneText> {
+        let choices = object::<Chunk<'_>>(data)?.choices?;
+        let (before, mut last) = (written.pieces(), None);
         for update in choices.iter() {
-            self.take(update, written);
+            let advance = update.count(written);
+            self.advance(advance);
+            last = Some((update, advance));
         }
         if self.envelope.is_none() && !self.choices.is_empty() {
             self.envelope = object(data);
         }
+        let is_lone = written.pieces() == before + 1 && choices.more.is_empty();
+        let (update, advance) = last.filter(|_| is_lone && self.envelope.is_some())?;
+        let text = update.texts().find(|text| text.get().len() > EMPTY)?;
+        LoneText::of(text.get(), data, Effect::Choice(advance))
     }
 
-    fn take(&mut self, update: &Update<'_>, written: &mut Written) {
-        let delta = update.delta.as_ref();
-        let is_text = written.add(update.text)
-            | delta.is_some_and(|delta| written.add(delta.content) | written.add(delta.refusal));
-        let is_call = delta.is_some_and(|delta| delta.calls(written));
-        let is_thinking = delta.is_some_and(|delta| delta.thinks(written));
-        let Some(part) = self.part(update.index.unwrap_or(0)) else { return };
+    /// Takes a choice further.
+    pub(super) fn advance(&mut self, advance: Advance) {
+        let Advance { index, is_text, is_call, is_thinking, is_finished } = advance;
+        let Some(part) = self.part(index) else { return };
         *part = match *part {
             Part::Resumed => Part::Resumed,
             Part::Finished if is_call || is_thinking || is_text => Part::Resumed,
-            _ if update.finish_reason.is_some_and(is_reason) => Part::Finished,
+            _ if is_finished => Part::Finished,
             Part::ToolCalls => Part::ToolCalls,
             _ if is_call => Part::ToolCalls,
             _ if is_thinking => Part::Thinking,
@@ -221,17 +237,53 @@ struct Called<'a> {
     input: Option<&'a RawValue>,
 }
 
-impl Delta<'_> {
+impl<'a> Update<'a> {
+    /// Counts what is written, and says what becomes of the choice.
+    fn count(&self, written: &mut Written) -> Advance {
+        let delta = self.delta.as_ref();
+        let is_text = written.add(self.text)
+            | delta.is_some_and(|delta| written.add(delta.content) | written.add(delta.refusal));
+        Advance {
+            index: self.index.unwrap_or(0),
+            is_text,
+            is_call: delta.is_some_and(|delta| delta.calls(written)),
+            is_thinking: delta.is_some_and(|delta| delta.thinks(written)),
+            is_finished: self.finish_reason.is_some_and(is_reason),
+        }
+    }
+
+    /// The strings that are counted.
+    fn texts(&self) -> impl Iterator<Item = &'a RawValue> {
+        let delta = self.delta.iter().flat_map(|delta| {
+            let reasoning = delta.reasoning_content.or(delta.reasoning);
+            let called = delta.called().flat_map(Called::texts);
+            [delta.content, delta.refusal, reasoning].into_iter().flatten().chain(called)
+        });
+        let texts = self.text.into_iter().chain(delta);
+        texts.filter(|text| text.get().starts_with('"'))
+    }
+}
+
+impl<'a> Called<'a> {
+    fn texts(&self) -> impl Iterator<Item = &'a RawValue> + use<'a> {
+        [self.name, self.arguments, self.input].into_iter().flatten()
+    }
+}
+
+impl<'a> Delta<'a> {
+    fn called(&self) -> impl Iterator<Item = &Called<'a>> {
+        let calls = self.tool_calls.iter().flat_map(List::iter);
+        let called = calls.flat_map(|call| [&call.function, &call.custom]);
+        called.chain([&self.function_call]).flatten()
+    }
+
     /// Counts the calls, and says whether there are any. Some upstreams send an empty list.
     fn calls(&self, written: &mut Written) -> bool {
-        let calls = || self.tool_calls.iter().flat_map(List::iter);
-        let called = calls().flat_map(|call| [&call.function, &call.custom]);
-        for called in called.chain([&self.function_call]).flatten() {
-            for text in [called.name, called.arguments, called.input] {
-                written.add(text);
-            }
+        for text in self.called().flat_map(Called::texts) {
+            written.add(Some(text));
         }
-        self.function_call.is_some() || calls().next().is_some()
+        self.function_call.is_some()
+            || self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
     }
 
     /// Counts the reasoning, and says whether it is of the kind that is signed.
@@ -246,6 +298,9 @@ impl Delta<'_> {
         has_blocks
     }
 }
+
+/// Length of a JSON string that is empty.
+const EMPTY: usize = 2;
 
 /// The most that OpenAI allows of `n`.
 const MAX_CHOICES: usize = 128;

@@ -4,8 +4,9 @@ use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::{OUTPUT_LIMIT_REACHED, Reached, State, put};
+use super::{Effect, OUTPUT_LIMIT_REACHED, Reached, State, put};
 use crate::budget::Usage;
+use crate::stream::pattern::LoneText;
 use crate::stream::tally::object;
 use crate::stream::written::Written;
 
@@ -26,17 +27,24 @@ struct Block {
 }
 
 impl Message {
-    pub(super) fn hear(&mut self, name: &[u8], data: &[u8], written: &mut Written) {
+    /// Follows an event; returns its text, if it is one.
+    pub(super) fn hear(
+        &mut self,
+        name: &[u8],
+        data: &[u8],
+        written: &mut Written,
+    ) -> Option<LoneText> {
         match name {
             b"message_start" => self.is_started = true,
             b"content_block_start" => self.start(data, written),
             b"content_block_delta" => {
-                let Some(event) = object::<Event<'_>>(data) else { return };
-                let Some(delta) = event.delta else { return };
-                for text in [delta.text, delta.partial_json, delta.thinking] {
-                    written.add(text);
-                }
-                self.is_stopped = false;
+                let delta = object::<Event<'_>>(data)?.delta?;
+                let texts = [delta.text, delta.partial_json, delta.thinking];
+                let mut counted = texts.into_iter().filter(|text| written.add(*text));
+                let (first, more) = (counted.next(), counted.count());
+                self.go_on();
+                let lone = first.flatten().filter(|_| more == 0)?;
+                return LoneText::of(lone.get(), data, Effect::None);
             }
             b"content_block_stop" => self.block = None,
             b"message_delta" => {
@@ -48,6 +56,12 @@ impl Message {
             b"message_stop" | b"error" => self.is_stopped = true,
             _ => (),
         }
+        None
+    }
+
+    /// A delta has come.
+    pub(super) fn go_on(&mut self) {
+        self.is_stopped = false;
     }
 
     fn start(&mut self, data: &[u8], written: &mut Written) {

@@ -9,8 +9,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{Reached, State, put};
+use super::{Effect, Reached, State, put};
 use crate::budget::Usage;
+use crate::stream::pattern::LoneText;
 use crate::stream::tally::object;
 use crate::stream::written::Written;
 
@@ -57,6 +58,15 @@ enum Kind {
     Other,
 }
 
+/// Where a text belongs.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::stream) struct PartPlace {
+    item: u64,
+    part: u64,
+    /// The end of the stream says it once more.
+    is_repeated: bool,
+}
+
 /// A part of a message.
 #[derive(Debug)]
 struct Part {
@@ -67,8 +77,14 @@ struct Part {
 }
 
 impl Response {
-    pub(super) fn hear(&mut self, name: &[u8], data: &[u8], written: &mut Written) {
-        let Some(event) = object::<Event<'_>>(data) else { return };
+    /// Follows an event; returns its text, if it is one.
+    pub(super) fn hear(
+        &mut self,
+        name: &[u8],
+        data: &[u8],
+        written: &mut Written,
+    ) -> Option<LoneText> {
+        let event = object::<Event<'_>>(data)?;
         if let Some(sequence) = event.sequence_number {
             self.sequence = sequence.saturating_add(1);
         }
@@ -85,17 +101,43 @@ impl Response {
             b"response.output_item.done" => self.end_item(&event),
             b"response.content_part.added" => self.add_part(&event),
             b"response.content_part.done" => {
-                if let Some(part) = self.part(&event) {
+                let item = event.output_index.unwrap_or(0);
+                let part = event.content_index.unwrap_or(0);
+                if let Some(part) = self.part(PartPlace { item, part, is_repeated: true }) {
                     part.is_done = true;
                 }
             }
             // A summary is not what was written; that stays hidden.
             b"response.reasoning_summary_text.delta" => written.hide(),
             name if name.ends_with(b".delta") && written.add(event.delta) => {
-                self.is_ended = false;
-                self.extend(name, &event);
+                let place = PartPlace {
+                    item: event.output_index.unwrap_or(0),
+                    part: event.content_index.unwrap_or(0),
+                    is_repeated: matches!(
+                        name,
+                        b"response.output_text.delta" | b"response.refusal.delta"
+                    ),
+                };
+                let text = event.delta?.get();
+                self.extend(place, text);
+                return LoneText::of(text, data, Effect::Part(place));
             }
             _ => (),
+        }
+        None
+    }
+
+    /// Follows an event like one before, with another text: the inside of a JSON string.
+    pub(super) fn extend_by(&mut self, sequence: Option<u64>, place: PartPlace, text: &[u8]) {
+        if let Some(sequence) = sequence {
+            self.sequence = sequence.saturating_add(1);
+        }
+        let Ok(text) = str::from_utf8(text) else { return };
+        if text.contains('\\') {
+            self.extend(place, &format!("\"{text}\""));
+        } else {
+            self.is_ended = false;
+            self.push(place, text);
         }
     }
 
@@ -118,7 +160,7 @@ impl Response {
 
     fn end_item(&mut self, event: &Event<'_>) {
         let Some(item) = event.item else { return };
-        let Some(open) = self.item(event) else { return };
+        let Some(open) = self.item(event.output_index.unwrap_or(0)) else { return };
         let texts: usize = open.parts.iter().map(|part| part.text.len()).sum();
         let freed = texts + open.json.len();
         open.is_done = true;
@@ -134,23 +176,29 @@ impl Response {
             typed.and_then(|typed| typed.r#type).is_some_and(|kind| kind.get() == "\"refusal\"");
         let index = event.content_index.unwrap_or(0);
         if self.keep(size_of::<Part>())
-            && let Some(item) = self.item(event)
+            && let Some(item) = self.item(event.output_index.unwrap_or(0))
         {
             item.parts.push(Part { index, is_refusal, is_done: false, text: String::new() });
         }
     }
 
-    /// Keeps the text of a message; that of a tool call or of reasoning is never repeated.
-    fn extend(&mut self, name: &[u8], event: &Event<'_>) {
-        if !matches!(name, b"response.output_text.delta" | b"response.refusal.delta") {
-            return;
-        }
-        let text = event.delta.and_then(|delta| serde_json::from_str::<Text<'_>>(delta.get()).ok());
-        if let Some(Text(text)) = text
-            && self.keep(text.len())
-            && let Some(part) = self.part(event)
+    /// Goes on with a text, which is a JSON string.
+    fn extend(&mut self, place: PartPlace, text: &str) {
+        self.is_ended = false;
+        if place.is_repeated
+            && let Ok(Text(text)) = serde_json::from_str::<Text<'_>>(text)
         {
-            part.text.push_str(&text);
+            self.push(place, &text);
+        }
+    }
+
+    /// Keeps the text of a message; that of a tool call or of reasoning is never repeated.
+    fn push(&mut self, place: PartPlace, text: &str) {
+        if place.is_repeated
+            && self.keep(text.len())
+            && let Some(part) = self.part(place)
+        {
+            part.text.push_str(text);
         }
     }
 
@@ -164,14 +212,13 @@ impl Response {
         !self.is_lost
     }
 
-    fn item(&mut self, event: &Event<'_>) -> Option<&mut Item> {
-        let index = event.output_index.unwrap_or(0);
+    fn item(&mut self, index: u64) -> Option<&mut Item> {
         self.items.iter_mut().rev().find(|item| item.index == index)
     }
 
-    fn part(&mut self, event: &Event<'_>) -> Option<&mut Part> {
-        let index = event.content_index.unwrap_or(0);
-        self.item(event)?.parts.iter_mut().rev().find(|part| part.index == index)
+    fn part(&mut self, place: PartPlace) -> Option<&mut Part> {
+        let parts = &mut self.item(place.item)?.parts;
+        parts.iter_mut().rev().find(|part| part.index == place.part)
     }
 
     pub(super) fn state(&self) -> State {

@@ -1,0 +1,239 @@
+//! Reads the usual usage object in one walk, without a parser.
+//!
+//! **Invariant:** where it answers, the object is JSON and the parser says the same of it.
+
+use super::Said;
+use crate::base::json::Cursor;
+use crate::protocol::Protocol;
+
+/// What a usage object says that has whole numbers, and details of whole numbers; `None` for any other.
+pub(super) fn read(protocol: Protocol, usage: &[u8]) -> Option<Said> {
+    let mut found = Found::default();
+    let mut cursor = Cursor::new(usage);
+    cursor.members(|key, value| {
+        let name = match key {
+            b"prompt_tokens" => Name::PromptTokens,
+            b"completion_tokens" => Name::CompletionTokens,
+            b"input_tokens" => Name::InputTokens,
+            b"output_tokens" => Name::OutputTokens,
+            b"cache_read_input_tokens" => Name::CacheRead,
+            b"cache_creation_input_tokens" => Name::CacheWrite,
+            b"prompt_tokens_details" => return found.details(Side::Prompt, value),
+            b"completion_tokens_details" => return found.details(Side::Completion, value),
+            b"input_tokens_details" => return found.details(Side::Input, value),
+            b"output_tokens_details" => return found.details(Side::Output, value),
+            b"cache_creation" => return found.details(Side::CacheWrite, value),
+            // What they say is not said by counts alone.
+            b"iterations" | b"cost" => return None,
+            _ => return value.scalar(),
+        };
+        found.count(name, value)
+    })?;
+    cursor.end()?;
+    Some(found.said(protocol))
+}
+
+/// A member that counts.
+#[derive(Clone, Copy)]
+enum Name {
+    PromptTokens,
+    CompletionTokens,
+    InputTokens,
+    OutputTokens,
+    CacheRead,
+    CacheWrite,
+    /// The first of those in the details of each [`Side`].
+    Details,
+}
+
+/// A member that holds details.
+#[derive(Clone, Copy)]
+enum Side {
+    Prompt,
+    Completion,
+    Input,
+    Output,
+    CacheWrite,
+}
+
+/// The counts by their place: first those of [`Name`], then [`DETAILS`] of each side.
+#[derive(Default)]
+struct Found {
+    counts: [Option<u64>; PLACES],
+    /// A bit for each place that was filled, by null as well: a parser takes no member twice.
+    seen: u32,
+    /// A bit for each side.
+    seen_sides: u32,
+}
+
+impl Found {
+    fn count(&mut self, name: Name, value: &mut Cursor<'_>) -> Option<()> {
+        self.take(name as usize, value)
+    }
+
+    fn details(&mut self, side: Side, value: &mut Cursor<'_>) -> Option<()> {
+        let bit = 1 << side as u32;
+        if self.seen_sides & bit != 0 {
+            return None;
+        }
+        self.seen_sides |= bit;
+        if value.null() {
+            return Some(());
+        }
+        let first = Name::Details as usize + DETAILS * side as usize;
+        value.members(|key, value| match key {
+            b"cached_tokens" => self.take(first, value),
+            b"audio_tokens" => self.take(first + 1, value),
+            b"reasoning_tokens" => self.take(first + 2, value),
+            b"ephemeral_1h_input_tokens" => self.take(first + 3, value),
+            _ => value.scalar(),
+        })
+    }
+
+    fn take(&mut self, place: usize, value: &mut Cursor<'_>) -> Option<()> {
+        if self.seen & 1 << place != 0 {
+            return None;
+        }
+        self.seen |= 1 << place;
+        if !value.null() {
+            self.counts[place] = Some(value.count()?);
+        }
+        Some(())
+    }
+
+    fn said(&self, protocol: Protocol) -> Said {
+        let count = |name: Name| self.counts[name as usize];
+        let detail = |side: Side, at: usize| {
+            self.counts[Name::Details as usize + DETAILS * side as usize + at]
+        };
+        let (input, output, heard, written) = match protocol {
+            Protocol::Chat => {
+                (Name::PromptTokens, Name::CompletionTokens, Side::Prompt, Side::Completion)
+            }
+            Protocol::Responses | Protocol::Messages => {
+                (Name::InputTokens, Name::OutputTokens, Side::Input, Side::Output)
+            }
+        };
+        Said {
+            input: count(input),
+            output: count(output),
+            cache_read: count(Name::CacheRead).or(detail(heard, 0)),
+            cache_write: count(Name::CacheWrite),
+            cache_write_1h: detail(Side::CacheWrite, 3),
+            reasoning: detail(written, 2),
+            audio_input: detail(heard, 1),
+            audio_output: detail(written, 1),
+            extra: None,
+            cost: None,
+        }
+    }
+}
+
+/// Counts in the details of one side.
+const DETAILS: usize = 4;
+
+const PLACES: usize = Name::Details as usize + DETAILS * 5;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::Said;
+    use super::read;
+    use crate::protocol::Protocol;
+
+    const PROTOCOLS: [Protocol; 3] = [Protocol::Chat, Protocol::Responses, Protocol::Messages];
+
+    fn check(usage: &str) -> bool {
+        let mut is_read = false;
+        for protocol in PROTOCOLS {
+            let said = read(protocol, usage.as_bytes());
+            is_read = said.is_some();
+            if is_read {
+                assert_eq!(said, Said::parse(protocol, usage.as_bytes()), "{protocol:?} {usage}");
+            }
+        }
+        is_read
+    }
+
+    /// G7: what the providers send is read without a parser.
+    #[test]
+    fn the_usual_usage_is_read_in_one_walk() {
+        for usage in [
+            r#"{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18}"#,
+            r#"{"completion_tokens":128,"prompt_tokens":2048,"total_tokens":2176,"completion_tokens_details":{"accepted_prediction_tokens":0,"audio_tokens":3,"reasoning_tokens":64,"rejected_prediction_tokens":null},"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":1024}}"#,
+            r#"{ "prompt_tokens" : 11 , "prompt_tokens_details" : null , "completion_tokens" : null }"#,
+            r#"{"input_tokens":11,"cache_creation_input_tokens":3,"cache_creation":{"ephemeral_5m_input_tokens":1,"ephemeral_1h_input_tokens":2},"cache_read_input_tokens":5,"output_tokens":7,"service_tier":"standard"}"#,
+            r#"{"input_tokens":15,"input_tokens_details":{"cached_tokens":8},"output_tokens":6,"output_tokens_details":{"reasoning_tokens":5},"total_tokens":21}"#,
+            "{}",
+        ] {
+            assert!(check(usage), "{usage}");
+        }
+        assert!(!check(r#"{"prompt_tokens":1,"cost":2}"#));
+        assert!(!check(r#"{"input_tokens":1,"iterations":[]}"#));
+    }
+
+    fn usage() -> impl Strategy<Value = String> {
+        let key = prop::sample::select(vec![
+            "prompt_tokens",
+            "completion_tokens",
+            "input_tokens",
+            "output_tokens",
+            "cache_read_input_tokens",
+            "cache_creation_input_tokens",
+            "cached_tokens",
+            "audio_tokens",
+            "reasoning_tokens",
+            "ephemeral_1h_input_tokens",
+            "total_tokens",
+            "x",
+            "cost",
+            "input_\\u0074okens",
+        ]);
+        let side = prop::sample::select(vec![
+            "prompt_tokens_details",
+            "completion_tokens_details",
+            "input_tokens_details",
+            "output_tokens_details",
+            "cache_creation",
+            "details",
+        ]);
+        let value = prop::sample::select(vec![
+            "0",
+            "7",
+            "300",
+            "null",
+            "-1",
+            "2.5",
+            "1e3",
+            "\"7\"",
+            "007",
+            "true",
+            "18446744073709551615",
+            "{}",
+            "[]",
+            "",
+            "nul",
+        ]);
+        let value = prop_oneof![3 => (0_u64..900).prop_map(|count| count.to_string()), 1 => value.prop_map(str::to_owned)];
+        let object = |members: Vec<(&str, String)>| {
+            let members: Vec<_> =
+                members.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        let details = prop::collection::vec((key.clone(), value.clone()), 0..4).prop_map(object);
+        let member = prop_oneof![2 => (key, value), 1 => (side, details)];
+        prop::collection::vec(member, 0..7).prop_map(object)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// G7: it says what the parser says, or nothing.
+        #[test]
+        fn the_walk_agrees_with_the_parser(usage in usage()) {
+            check(&usage);
+            check(&usage[..usage.len() / 2]);
+        }
+    }
+}

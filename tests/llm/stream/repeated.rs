@@ -1,0 +1,159 @@
+//! Events that are known again: read at once they say what they say byte by byte, when no event is ever known again.
+
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::protocol::Route;
+use cogni_gateway::stream::{Allowance, Cutoff, Observer};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::{Reading, fixtures, hidden, offsets, shown};
+
+/// Events by protocol: `TEXT`, `PAD` and `NUMBER` stand for what differs.
+const CHAT: &[&str] = &[
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT"},"finish_reason":null}],"usage":null}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT"},"finish_reason":null}]}"#,
+    r#"data: {"id":"c","choices":[{"index":1,"delta":{"content":"TEXT","role":"assistant"}}]}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"","reasoning_content":"TEXT"}}]}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"TEXT"}}]}}]}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT"},"finish_reason":"stop"}]}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT"}},{"index":1,"delta":{}}]}"#,
+    r#"data: {"choices":[{"delta":{"thinking_blocks":[{"thinking":"TEXT"}],"reasoning_content":"TEXT"}}]}"#,
+    r#"data: {"id":"c","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":NUMBER}}"#,
+    "data: [DONE]",
+];
+
+const MESSAGES: &[&str] = &[
+    "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":3,\"output_tokens\":1}}}",
+    r#"data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+    r#"data: {"type":"content_block_start","index":1,"content_block":{"type":"tool_use","name":"f"}}"#,
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"TEXT\"}}",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"TEXT\"}}",
+    "event: content_block_delta\ndata:{\"type\":\"content_block_delta\",\"index\":1,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"TEXT\"}}",
+    r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"TEXT"}}"#,
+    r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"TEXT","partial_json":"TEXT"}}"#,
+    r#"data: {"type":"content_block_stop","index":0}"#,
+    "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":NUMBER}}",
+];
+
+const RESPONSES: &[&str] = &[
+    r#"data: {"type":"response.created","sequence_number":0,"response":{"id":"r","created_at":1,"model":"m"}}"#,
+    r#"data: {"type":"response.output_item.added","sequence_number":NUMBER,"output_index":0,"item":{"id":"i","type":"message"}}"#,
+    r#"data: {"type":"response.content_part.added","sequence_number":NUMBER,"output_index":0,"content_index":0,"part":{"type":"output_text"}}"#,
+    "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"sequence_number\":NUMBER,\"item_id\":\"i\",\"output_index\":0,\"content_index\":0,\"delta\":\"TEXT\",\"logprobs\":[],\"obfuscation\":\"PAD\"}",
+    "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"sequence_number\":NUMBER,\"item_id\":\"i\",\"output_index\":0,\"content_index\":0,\"delta\":\"TEXT\",\"logprobs\":[],\"obfuscation\":\"PAD\"}",
+    r#"data: {"delta":"TEXT","item_id":"i","type":"response.output_text.delta","sequence_number":NUMBER}"#,
+    r#"data: {"type":"response.output_text.delta","output_index":0,"delta":"TEXT","x":{"sequence_number":NUMBER,"delta":"TEXT"}}"#,
+    r#"data: {"type":"response.function_call_arguments.delta","sequence_number":NUMBER,"output_index":1,"delta":"TEXT"}"#,
+    r#"data: {"type":"response.reasoning_summary_text.delta","sequence_number":NUMBER,"delta":"TEXT"}"#,
+    r#"data: {"type":"response.output_item.done","sequence_number":NUMBER,"output_index":0,"item":{"id":"i","type":"message"}}"#,
+];
+
+/// What stands in a string, in order or not.
+const TEXTS: &[&str] = &[
+    " word",
+    "a",
+    "",
+    "漢字",
+    "é",
+    "usage",
+    "delta",
+    "error",
+    "[DONE]",
+    r"\n",
+    r#"\"usage\":{}"#,
+    r"\u00e9",
+    r"\ud83d\ude00",
+    r"\ud83d",
+    r"\x",
+    r"\",
+    "\"",
+    "\t",
+    "\u{7f}",
+    "\",\"usage\":{\"completion_tokens\":9},\"x\":\"",
+    "sixteen bytes and some more than that, to be cut by their length alone",
+];
+
+const NUMBERS: &[&str] = &[
+    "0",
+    "7",
+    "12",
+    "300",
+    "007",
+    "-1",
+    "1.5",
+    "1e3",
+    "null",
+    "99999999999999999999",
+    "\"7\"",
+    "",
+];
+
+fn stream() -> impl Strategy<Value = (Route, String)> {
+    let protocol = select(vec![
+        (Route::ChatCompletions, CHAT),
+        (Route::Messages, MESSAGES),
+        (Route::Responses, RESPONSES),
+    ]);
+    protocol.prop_flat_map(|(route, events)| {
+        let usual = prop_oneof![8 => Just(0_usize..4), 1 => Just(0..TEXTS.len())];
+        let text = usual.prop_flat_map(|range| range).prop_map(|at| TEXTS[at]);
+        let number = prop_oneof![8 => select(&NUMBERS[..4]), 1 => select(NUMBERS)];
+        let end = prop_oneof![12 => Just("\n\n"), 1 => select(vec!["\r\n\r\n", "\r\r", "\n", "\n\n\n", "\nid: 7\n\n", "\n: x\n\n"])];
+        let run = (select(events), vec((text, number, end), 1..6)).prop_map(|(event, runs)| {
+            runs.iter()
+                .map(|(text, number, end)| {
+                    let event = event.replace("TEXT", text).replace("PAD", text);
+                    event.replace("NUMBER", number) + end
+                })
+                .collect::<String>()
+        });
+        (Just(route), vec(run, 1..8).prop_map(|runs| runs.concat()))
+    })
+}
+
+/// Observers of all kinds, the limited with room for so many tokens.
+fn observers(route: Route, granted: u64) -> [Observer; 4] {
+    let allowance =
+        Allowance { input: Tokens(5), output: Tokens(granted), cutoff: Cutoff::Graceful };
+    [shown(route), hidden(route), shown(route).limited(allowance), hidden(route).limited(allowance)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// G7, G9.
+    #[test]
+    fn an_event_that_is_known_again_says_what_it_says_byte_by_byte(
+        (route, stream) in stream(),
+        granted in 0_u64..30,
+        cuts in vec(any::<prop::sample::Index>(), 0..4),
+    ) {
+        let stream = stream.as_bytes();
+        let slow = observers(route, granted).map(|observer| Reading::of(observer, stream, 0..stream.len()));
+        let whole = observers(route, granted).map(|observer| Reading::of(observer, stream, []));
+        prop_assert_eq!(&whole, &slow);
+        let offsets = offsets(&cuts, stream.len());
+        let split = observers(route, granted).map(|observer| Reading::of(observer, stream, offsets.clone()));
+        prop_assert_eq!(&split, &slow);
+    }
+}
+
+/// G7, G9: of each recorded stream, with each event several times, wherever it is split and cut.
+#[test]
+fn recorded_events_that_come_again_are_read_alike() {
+    for (name, route, stream) in fixtures() {
+        let stream = String::from_utf8(stream).unwrap();
+        let stream: String = stream.split_inclusive("\n\n").flat_map(|event| [event; 3]).collect();
+        let stream = stream.as_bytes();
+        for granted in [0, 1, 3, 1000] {
+            let slow = observers(route, granted)
+                .map(|observer| Reading::of(observer, stream, 0..stream.len()));
+            for cut in (0..=stream.len()).step_by(1 + stream.len() / 40) {
+                let split =
+                    observers(route, granted).map(|observer| Reading::of(observer, stream, [cut]));
+                assert_eq!(split, slow, "{name} with {granted}, cut at {cut}");
+            }
+        }
+    }
+}
