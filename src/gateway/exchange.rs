@@ -388,7 +388,7 @@ impl Exchange {
         self.response_bytes += length as u64;
     }
 
-    fn settle(&self, usage: Usage, charged: Amount) {
+    fn settle(&self, usage: Usage, charged: Amount, now: Instant) {
         self.gateway.run.audit.settled(&Settled {
             request: self.id.as_str(),
             outcome: self.outcome,
@@ -402,7 +402,7 @@ impl Exchange {
             litellm_response_cost: text(self.facts.response_cost.as_ref()),
             reported_cost_usd: self.cost,
             first_byte_ms: self.first_byte.map(milliseconds),
-            duration_ms: milliseconds(self.started.elapsed()),
+            duration_ms: milliseconds(now.duration_since(self.started)),
         });
     }
 
@@ -428,8 +428,8 @@ impl Exchange {
     }
 
     /// Tells those who watch: the metrics and the trace, where a call was made, and the access log.
-    fn tell(&self, usage: Option<Usage>) {
-        let duration = self.started.elapsed();
+    fn tell(&self, usage: Option<Usage>, now: Instant) {
+        let duration = now.duration_since(self.started);
         let (call_id, cost) =
             (text(self.facts.call_id.as_ref()), text(self.facts.response_cost.as_ref()));
         let trace = self.gateway.run.trace.as_deref().filter(|trace| trace.is_recorded());
@@ -473,7 +473,7 @@ impl Exchange {
             request_id: self.id.as_str(),
             litellm_call_id: call_id,
             litellm_response_cost: cost,
-            upstream_time: self.sent.map(|sent| sent.elapsed()),
+            upstream_time: self.sent.map(|sent| now.duration_since(sent)),
             first_byte_time: self.first_byte,
             request_time: duration,
             usage: usage.as_ref(),
@@ -494,6 +494,7 @@ impl Drop for Exchange {
         if self.outcome == Outcome::ClientGone && self.gateway.tasks.cut().is_cancelled() {
             self.outcome = Outcome::ShutDown;
         }
+        let now = Instant::now();
         let usage = match std::mem::replace(&mut self.stage, Stage::Answered) {
             Stage::Arrived | Stage::Entered(_) => {
                 self.refuse(self.code.unwrap_or("client_gone"));
@@ -510,17 +511,17 @@ impl Drop for Exchange {
             }
             Stage::Undelivered => {
                 self.gateway.metrics.answered(self.route, self.status);
-                self.settle(Usage::default(), Amount::default());
+                self.settle(Usage::default(), Amount::default(), now);
                 None
             }
             Stage::Admitted(reservation) => {
-                let usage = self.usage(reservation.granted());
+                let usage = self.usage(reservation.granted(), now);
                 let charged = reservation.settle(&usage);
-                self.settle(usage, charged);
+                self.settle(usage, charged, now);
                 Some(usage)
             }
         };
-        self.tell(usage);
+        self.tell(usage, now);
     }
 }
 

@@ -1,11 +1,14 @@
 //! Who a run is, for billing and for records.
 
+use std::cell::Cell;
 use std::fmt::Write;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 use serde_json::{Map, Value};
-use uuid::Uuid;
 
+use crate::base::hex;
 use crate::base::trace::{Context, SpanId, TraceId};
 
 /// What the host says about a run. None of it comes from the sandbox.
@@ -80,10 +83,19 @@ impl Identity {
 }
 
 impl RequestId {
-    /// A new id; ids sort by time.
+    /// A new id, a UUID of version 7 (RFC 9562); those of one worker ascend.
     pub fn new() -> Self {
-        let mut text = [0; 36];
-        Uuid::now_v7().hyphenated().encode_lower(&mut text);
+        SEQUENCE.with(|sequence| Self::write(sequence.next(SystemTime::now())))
+    }
+
+    fn write((high, low): (u64, u64)) -> Self {
+        let (high, low) = (high.to_be_bytes(), low.to_be_bytes());
+        let mut text = [b'-'; 36];
+        hex::encode(&high[..4], &mut text[..8]);
+        hex::encode(&high[4..6], &mut text[9..13]);
+        hex::encode(&high[6..], &mut text[14..18]);
+        hex::encode(&low[..2], &mut text[19..23]);
+        hex::encode(&low[2..], &mut text[24..]);
         Self(text)
     }
 
@@ -93,15 +105,49 @@ impl RequestId {
 
     /// The request as a span of its run's trace: the id's last 16 digits, which hold what is random about it.
     pub fn span(self) -> SpanId {
-        let bytes = Uuid::try_parse_ascii(&self.0).expect("it was written by one").into_bytes();
-        let last = bytes.last_chunk().expect("a uuid has 16 bytes");
-        SpanId::new(*last).expect("a uuid's variant is not zero")
+        let (first, last) = (&self.as_str()[19..23], &self.as_str()[24..]);
+        let digits =
+            |text| u64::from_str_radix(text, 16).expect("a uuid is written in hexadecimal");
+        let span = digits(first) << 48 | digits(last);
+        SpanId::new(span.to_be_bytes()).expect("a uuid's variant is not zero")
     }
 
     pub fn to_header(self) -> HeaderValue {
         HeaderValue::from_bytes(&self.0).expect("a uuid is a valid header value")
     }
 }
+
+/// What makes the ids of one thread: nothing is shared with another.
+struct Sequence {
+    /// The time of the last id, in parts of 4,096 to the millisecond, or one more than that of the one before.
+    last: Cell<u64>,
+    made: Cell<u64>,
+    /// Its keys are secret and random, so that nobody guesses an id from those before.
+    random: RandomState,
+}
+
+thread_local! {
+    static SEQUENCE: Sequence =
+        Sequence { last: Cell::new(0), made: Cell::new(0), random: RandomState::new() };
+}
+
+impl Sequence {
+    /// The halves of the next id.
+    fn next(&self, now: SystemTime) -> (u64, u64) {
+        let time = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let milliseconds = time.as_secs() * 1000 + u64::from(time.subsec_millis());
+        let part = u64::from(time.subsec_nanos() % 1_000_000) * 4096 / 1_000_000;
+        let time = (milliseconds << 12 | part).max(self.last.get() + 1);
+        self.last.set(time);
+        let made = self.made.get() + 1;
+        self.made.set(made);
+        let high = (time >> 12) << 16 | VERSION << 12 | time & 0xfff;
+        (high, self.random.hash_one(made) >> 2 | VARIANT << 62)
+    }
+}
+
+const VERSION: u64 = 7;
+const VARIANT: u64 = 0b10;
 
 impl Default for RequestId {
     fn default() -> Self {
@@ -151,3 +197,38 @@ pub const NAME_RULE: &str = "use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `
 
 /// Longer than any id in use, and short enough for a label.
 const MAX_NAME_BYTES: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use uuid::Uuid;
+
+    use super::{RequestId, SEQUENCE};
+
+    #[test]
+    fn request_ids_are_uuids_that_ascend_and_differ() {
+        let ids: Vec<_> = (0..10_000).map(|_| RequestId::new()).collect();
+        assert!(ids.is_sorted_by_key(RequestId::as_str));
+        let random: BTreeSet<_> = ids.iter().map(|id| &id.as_str()[19..]).collect();
+        assert_eq!(random.len(), ids.len());
+        for id in ids {
+            let uuid = Uuid::parse_str(id.as_str()).unwrap();
+            assert_eq!((uuid.get_version_num(), uuid.get_variant()), (7, uuid::Variant::RFC4122));
+            assert_eq!(id.span().to_string(), id.as_str()[19..].replace('-', ""));
+        }
+    }
+
+    /// A clock that is set back makes no id twice.
+    #[test]
+    fn request_ids_ascend_when_the_clock_does_not() {
+        let at = |seconds| {
+            let time = UNIX_EPOCH + Duration::from_secs(seconds);
+            RequestId::write(SEQUENCE.with(|sequence| sequence.next(time)))
+        };
+        let ids = [4_000_000_000, 4_000_000_000, 1_000_000_000, 0].map(at);
+        assert!(ids.is_sorted_by_key(RequestId::as_str), "{ids:?}");
+        assert!(ids[0].as_str().starts_with("03a35294-4000-7"), "{ids:?}");
+    }
+}

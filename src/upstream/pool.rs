@@ -33,9 +33,11 @@ impl Pool {
     pub(super) fn take(&self) -> Option<TcpStream> {
         let now = Instant::now();
         let mut idle = self.idle();
-        idle.retain(|idle| now - idle.since < self.idle_timeout);
-        while let Some(Idle { stream, .. }) = idle.pop() {
-            if is_open_and_silent(&stream) {
+        while let Some(Idle { stream, since }) = idle.pop() {
+            // The newest is the last: where its time is over, that of all others is.
+            if now - since >= self.idle_timeout {
+                idle.clear();
+            } else if is_open_and_silent(&stream) {
                 return Some(stream);
             }
         }

@@ -81,9 +81,9 @@ impl Exchange {
         });
     }
 
-    /// What the call used.
-    pub(super) fn usage(&self, reserved: Amount) -> Usage {
-        let until = if self.has_finished { self.last_frame } else { Instant::now() };
+    /// What the call used by `now`, its end.
+    pub(super) fn usage(&self, reserved: Amount, now: Instant) -> Usage {
+        let until = if self.has_finished { self.last_frame } else { now };
         let goes_on = !self.has_finished && self.goes_on();
         Account {
             reserved,

@@ -1,5 +1,6 @@
 //! Series of the process as a whole.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
@@ -35,6 +36,8 @@ pub(super) struct Totals {
     access_log_lost: IntCounter,
     access_log_told: AtomicU64,
     requests: IntCounterVec,
+    /// Those of `requests` with the usual status, by route, as soon as there is one.
+    usual: [OnceLock<IntCounter>; Route::ALL.len()],
 }
 
 impl Totals {
@@ -69,6 +72,7 @@ impl Totals {
             access_log_lost: counter(&table::ACCESS_LOG_LOST)?,
             access_log_told: AtomicU64::new(0),
             requests: counters(&table::REQUESTS)?,
+            usual: Default::default(),
         })
     }
 
@@ -91,9 +95,18 @@ impl Totals {
     }
 
     pub(super) fn request(&self, route: Option<Route>, status: u16) {
+        match (route, status) {
+            (Some(route), 200) => {
+                self.usual[route as usize].get_or_init(|| self.requests_of(Some(route), 200)).inc();
+            }
+            _ => self.requests_of(route, status).inc(),
+        }
+    }
+
+    fn requests_of(&self, route: Option<Route>, status: u16) -> IntCounter {
         let status = StatusCode::from_u16(shown(status));
         let status = status.as_ref().map_or("-", StatusCode::as_str);
-        self.requests.with_label_values(&[route.map_or("-", Route::name), status]).inc();
+        self.requests.with_label_values(&[route.map_or("-", Route::name), status])
     }
 
     /// Moves the sums over all runs by what one run's records, bytes and failing have changed.
