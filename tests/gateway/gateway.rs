@@ -1,5 +1,6 @@
 //! The data plane, from socket to socket.
 
+mod allocations;
 mod budget;
 mod cost;
 mod cutoff;

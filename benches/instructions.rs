@@ -1,0 +1,222 @@
+//! What reading costs in instructions, by case: counted by callgrind, so the same in each run, and held to figures.
+//!
+//! `cargo bench --bench instructions` fails where a case takes 5 % more than its figure below. A figure that is no
+//! longer true is changed here, in the commit that changes it. Without valgrind, or in a debug build, each case is
+//! run and nothing is counted.
+
+use std::env;
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use cogni_gateway::body::{Body, Policy, Reader, admit};
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::protocol::Route;
+use cogni_gateway::stream::{Allowance, Cutoff, Format, Observer, UsageChunk};
+
+/// A case, what it takes for one frame or body, and how it is done so many times.
+struct Case {
+    name: &'static str,
+    figure: u64,
+    run: fn(u32),
+}
+
+const CASES: &[Case] = &[
+    Case { name: "chat frame", figure: 0, run: |n| frames(&CHAT, UsageChunk::Show, false, n) },
+    Case {
+        name: "chat frame, filtered",
+        figure: 0,
+        run: |n| frames(&CHAT, UsageChunk::Hide, false, n),
+    },
+    Case {
+        name: "chat frame, limited",
+        figure: 0,
+        run: |n| frames(&CHAT, UsageChunk::Hide, true, n),
+    },
+    Case {
+        name: "messages frame",
+        figure: 0,
+        run: |n| frames(&MESSAGES, UsageChunk::Show, false, n),
+    },
+    Case {
+        name: "messages frame, limited",
+        figure: 0,
+        run: |n| frames(&MESSAGES, UsageChunk::Show, true, n),
+    },
+    Case {
+        name: "responses frame",
+        figure: 0,
+        run: |n| frames(&RESPONSES, UsageChunk::Show, false, n),
+    },
+    Case {
+        name: "responses frame, limited",
+        figure: 0,
+        run: |n| frames(&RESPONSES, UsageChunk::Show, true, n),
+    },
+    Case {
+        name: "chat answer 1 KB",
+        figure: 0,
+        run: |n| answers(Route::ChatCompletions, CHAT_ANSWER, n),
+    },
+    Case {
+        name: "messages answer 1 KB",
+        figure: 0,
+        run: |n| answers(Route::Messages, MESSAGES_ANSWER, n),
+    },
+    Case {
+        name: "responses answer 1 KB",
+        figure: 0,
+        run: |n| answers(Route::Responses, RESPONSES_ANSWER, n),
+    },
+    Case { name: "request 2 KB", figure: 0, run: |n| requests(2048, usize::MAX, n) },
+    Case { name: "request 100 KB", figure: 0, run: |n| requests(100_000, usize::MAX, n / 10) },
+    Case {
+        name: "request 100 KB in frames of 16 KB",
+        figure: 0,
+        run: |n| requests(100_000, 16_384, n / 10),
+    },
+];
+
+fn main() -> Result<ExitCode> {
+    let words: Vec<_> = env::args().skip(1).collect();
+    if let [word, name, count] = &words[..]
+        && word == COUNTED
+    {
+        let case = CASES.iter().find(|case| case.name == name).context("an unknown case")?;
+        (case.run)(count.parse()?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let has_valgrind = Command::new("valgrind").arg("--version").output().is_ok();
+    let is_smoke = words.iter().any(|word| word == "--test");
+    if is_smoke || cfg!(debug_assertions) || !has_valgrind {
+        CASES.iter().for_each(|case| (case.run)(20));
+        writeln!(
+            io::stdout(),
+            "every case runs; instructions are counted in a release build, by valgrind"
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut has_grown = false;
+    for case in CASES {
+        let taken = (count(case, 3 * TIMES)? - count(case, TIMES)?) / u64::from(2 * TIMES);
+        let is_more = taken * 100 > case.figure * 105;
+        has_grown |= is_more;
+        let note = if is_more { "more than its figure" } else { "" };
+        writeln!(
+            io::stdout(),
+            "{:34} {taken:7} instructions, figure {:7} {note}",
+            case.name,
+            case.figure
+        )?;
+    }
+    Ok(if has_grown { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Instructions of a process that runs the case so many times.
+fn count(case: &Case, times: u32) -> Result<u64> {
+    let program = env::current_exe()?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(program)
+        .args([COUNTED, case.name, &times.to_string()])
+        .output()
+        .context("running valgrind")?;
+    let told = String::from_utf8(output.stderr)?;
+    let counted = told.lines().find_map(|line| line.split_once("Collected : "));
+    let (_, counted) = counted.with_context(|| format!("valgrind counted nothing: {told}"))?;
+    Ok(counted.trim().parse()?)
+}
+
+/// Frames of one event, each with another text, or number.
+fn frames(stream: &Stream, usage_chunk: UsageChunk, is_limited: bool, times: u32) {
+    let mut observer = Observer::new(stream.route, Format::Sse, usage_chunk);
+    if is_limited {
+        let output = Tokens(u64::MAX);
+        observer =
+            observer.limited(Allowance { input: Tokens(100), output, cutoff: Cutoff::Graceful });
+    }
+    let frames: Vec<_> = WORDS
+        .iter()
+        .enumerate()
+        .map(|(number, word)| {
+            let number = (100 + number).to_string();
+            Bytes::from(stream.event.replace("TEXT", word).replace("NUMBER", &number))
+        })
+        .collect();
+    for frame in frames.iter().cycle().take(times as usize) {
+        black_box(observer.frame(black_box(frame.clone()))).expect("an event that fits");
+    }
+}
+
+/// Whole answers, each to an observer of its own.
+fn answers(route: Route, answer: &str, times: u32) {
+    let answer = Bytes::from(answer.replace("TEXT", &TEXT.repeat(14)));
+    for _ in 0..times {
+        let mut observer = Observer::new(route, Format::Json, UsageChunk::Show);
+        observer.frame(black_box(answer.clone())).expect("a body that fits");
+        assert!(black_box(observer.usage()).is_some());
+    }
+}
+
+/// Requests that are read, judged, limited and written.
+fn requests(size: usize, frame: usize, times: u32) {
+    let policy = Policy::default();
+    let prompt = TEXT.repeat(size / TEXT.len());
+    let body = Bytes::from(format!(
+        r#"{{"model":"gpt-5-mini","stream":false,"messages":[{{"role":"system","content":"Be brief."}},{{"role":"user","content":"{prompt}"}}],"temperature":0.2}}"#
+    ));
+    for _ in 0..times {
+        let body = black_box(body.clone());
+        let body = if body.len() <= frame {
+            Body::read(Route::ChatCompletions, body)
+        } else {
+            let mut reader = Reader::new(Route::ChatCompletions);
+            for at in (0..body.len()).step_by(frame) {
+                reader.push(body.slice(at..body.len().min(at + frame))).expect("acceptable JSON");
+            }
+            reader.finish()
+        };
+        let mut call = admit(&policy, body.expect("acceptable JSON")).expect("an allowed call");
+        call.limit_output(Tokens(4096));
+        black_box(call.into_body());
+    }
+}
+
+struct Stream {
+    route: Route,
+    event: &'static str,
+}
+
+const CHAT: Stream = Stream {
+    route: Route::ChatCompletions,
+    event: "data: {\"id\":\"chatcmpl-9c1f5f6e2b7a4d0e8a3b\",\"object\":\"chat.completion.chunk\",\"created\":1763769600,\"model\":\"gpt-5-mini\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"TEXT\"},\"finish_reason\":null}],\"usage\":null}\n\n",
+};
+
+const MESSAGES: Stream = Stream {
+    route: Route::Messages,
+    event: "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"TEXT\"}}\n\n",
+};
+
+const RESPONSES: Stream = Stream {
+    route: Route::Responses,
+    event: "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"sequence_number\":NUMBER,\"item_id\":\"msg_68f0c0ffee\",\"output_index\":0,\"content_index\":0,\"delta\":\"TEXT\",\"logprobs\":[],\"obfuscation\":\"x8Ub2QTEXT\"}\n\n",
+};
+
+const CHAT_ANSWER: &str = r#"{"id":"chatcmpl-9c1f5f6e2b7a4d0e8a3b","created":1763769600,"model":"gpt-5-mini","object":"chat.completion","system_fingerprint":"fp_5f6e2b","choices":[{"finish_reason":"stop","index":0,"message":{"content":"TEXT","role":"assistant","tool_calls":null,"function_call":null}}],"usage":{"completion_tokens":250,"prompt_tokens":500,"total_tokens":750,"completion_tokens_details":null,"prompt_tokens_details":null}}"#;
+
+const MESSAGES_ANSWER: &str = r#"{"id":"msg_01XFDUDYJgAACzvnptvVoYEL","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"text","text":"TEXT"}],"stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":500,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"cache_creation":{"ephemeral_5m_input_tokens":0,"ephemeral_1h_input_tokens":0},"output_tokens":250,"service_tier":"standard"}}"#;
+
+const RESPONSES_ANSWER: &str = r#"{"id":"resp_68f0c0ffee","object":"response","created_at":1763769600,"status":"completed","error":null,"incomplete_details":null,"model":"gpt-5-mini","output":[{"id":"msg_68f0c0ffee","type":"message","status":"completed","role":"assistant","content":[{"type":"output_text","text":"TEXT","annotations":[]}]}],"parallel_tool_calls":true,"tools":[],"usage":{"input_tokens":500,"input_tokens_details":{"cached_tokens":0},"output_tokens":250,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":750},"metadata":{}}"#;
+
+/// 72 bytes with an escape, as a line of an answer has one.
+const TEXT: &str = r"The quick brown fox jumps over the lazy dog, again and again, and on.\n ";
+
+const WORDS: &[&str] = &[" streams", " a", ",", " record", " rides\\n", " in", " the", " response"];
+
+/// The word before a case and a number, in a process whose instructions are counted.
+const COUNTED: &str = "counted";
+
+/// Times that a case is run; three times that much in another process tells what starting one costs.
+const TIMES: u32 = 1000;
