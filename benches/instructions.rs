@@ -24,58 +24,58 @@ struct Case {
 }
 
 const CASES: &[Case] = &[
-    Case { name: "chat frame", figure: 0, run: |n| frames(&CHAT, UsageChunk::Show, false, n) },
+    Case { name: "chat frame", figure: 499, run: |n| frames(&CHAT, UsageChunk::Show, false, n) },
     Case {
         name: "chat frame, filtered",
-        figure: 0,
+        figure: 619,
         run: |n| frames(&CHAT, UsageChunk::Hide, false, n),
     },
     Case {
         name: "chat frame, limited",
-        figure: 0,
+        figure: 711,
         run: |n| frames(&CHAT, UsageChunk::Hide, true, n),
     },
     Case {
         name: "messages frame",
-        figure: 0,
+        figure: 530,
         run: |n| frames(&MESSAGES, UsageChunk::Show, false, n),
     },
     Case {
         name: "messages frame, limited",
-        figure: 0,
+        figure: 560,
         run: |n| frames(&MESSAGES, UsageChunk::Show, true, n),
     },
     Case {
         name: "responses frame",
-        figure: 0,
+        figure: 796,
         run: |n| frames(&RESPONSES, UsageChunk::Show, false, n),
     },
     Case {
         name: "responses frame, limited",
-        figure: 0,
+        figure: 1245,
         run: |n| frames(&RESPONSES, UsageChunk::Show, true, n),
     },
     Case {
         name: "chat answer 1 KB",
-        figure: 0,
+        figure: 7225,
         run: |n| answers(Route::ChatCompletions, CHAT_ANSWER, n),
     },
     Case {
         name: "messages answer 1 KB",
-        figure: 0,
+        figure: 7663,
         run: |n| answers(Route::Messages, MESSAGES_ANSWER, n),
     },
     Case {
         name: "responses answer 1 KB",
-        figure: 0,
+        figure: 9428,
         run: |n| answers(Route::Responses, RESPONSES_ANSWER, n),
     },
-    Case { name: "request 2 KB", figure: 0, run: |n| requests(2048, usize::MAX, n) },
-    Case { name: "request 100 KB", figure: 0, run: |n| requests(100_000, usize::MAX, n / 10) },
+    Case { name: "request 2 KB", figure: 13_887, run: |n| requests(2048, usize::MAX, n) },
+    Case { name: "request 100 KB", figure: 190_690, run: |n| requests(100_000, usize::MAX, n) },
     Case {
         name: "request 100 KB in frames of 16 KB",
-        figure: 0,
-        run: |n| requests(100_000, 16_384, n / 10),
+        figure: 198_570,
+        run: |n| requests(100_000, 16_384, n),
     },
 ];
 
@@ -219,4 +219,4 @@ const WORDS: &[&str] = &[" streams", " a", ",", " record", " rides\\n", " in", "
 const COUNTED: &str = "counted";
 
 /// Times that a case is run; three times that much in another process tells what starting one costs.
-const TIMES: u32 = 1000;
+const TIMES: u32 = 200;

@@ -244,9 +244,11 @@ impl Observer {
 fn observe(blocks: &mut Blocks, frame: Bytes, report: &mut Report) -> Result<Bytes, Oversize> {
     let mut at = 0;
     loop {
-        if blocks.is_between()
-            && let Some(taken) = report.hear_repeated(&frame[at..])
-        {
+        let is_between = blocks.is_between();
+        if is_between && at == frame.len() {
+            return Ok(frame);
+        }
+        if is_between && let Some(taken) = report.hear_repeated(&frame[at..]) {
             at += taken;
         } else {
             let Some(block) = blocks.next(&frame[at..])? else { return Ok(frame) };

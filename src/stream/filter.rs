@@ -30,10 +30,12 @@ impl Filter {
         let mut passed = Passed::default();
         let mut at = 0;
         loop {
+            let is_between = self.blocks.is_between();
+            if is_between && at == frame.len() {
+                break;
+            }
             // Between two blocks nothing is held back, and nothing has been let go.
-            if self.blocks.is_between()
-                && let Some(taken) = report.hear_repeated(&frame[at..])
-            {
+            if is_between && let Some(taken) = report.hear_repeated(&frame[at..]) {
                 self.has_hidden = false;
                 passed.pass(&frame, at..at + taken);
                 at += taken;

@@ -67,7 +67,7 @@ fn walk(bytes: &[u8]) -> Option<Found> {
                 let next = skip_space(bytes, at);
                 let is_key = *bytes.get(next)? == b':';
                 if depth == 1 && place == Place::Key {
-                    if !is_key || inside.contains(&b'\\') {
+                    if !is_key {
                         return None;
                     }
                     at = skip_space(bytes, next + 1);
