@@ -7,8 +7,8 @@
 #[inline]
 pub(super) fn find_stop(data: &[u8]) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
-    if let Some(found) = in_blocks(data, stops) {
-        return found;
+    if data.len() >= BLOCK {
+        return in_blocks(data, stops);
     }
     data.iter().position(|byte| is_stop(*byte))
 }
@@ -17,8 +17,8 @@ pub(super) fn find_stop(data: &[u8]) -> Option<usize> {
 #[inline]
 pub(super) fn find_quote(data: &[u8]) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
-    if let Some(found) = in_blocks(data, quotes) {
-        return found;
+    if data.len() >= BLOCK {
+        return in_blocks(data, quotes);
     }
     data.iter().position(|byte| is_quote(*byte))
 }
@@ -33,20 +33,20 @@ fn is_quote(byte: u8) -> bool {
     matches!(byte, b'"' | b'\\')
 }
 
-/// Searches block by block; the last block overlaps the one before it. `None` where there is not even one block.
+/// Searches block by block, where there is one at least; the last overlaps the one before it.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn in_blocks(data: &[u8], search: impl Fn(&[u8; BLOCK]) -> u32) -> Option<Option<usize>> {
+fn in_blocks(data: &[u8], search: impl Fn(&[u8; BLOCK]) -> u32) -> Option<usize> {
     let last = data.last_chunk()?;
     let (blocks, _) = data.as_chunks();
     for (index, block) in blocks.iter().enumerate() {
         let found = search(block);
         if found != 0 {
-            return Some(Some(index * BLOCK + found.trailing_zeros() as usize));
+            return Some(index * BLOCK + found.trailing_zeros() as usize);
         }
     }
     let found = search(last);
-    Some((found != 0).then(|| data.len() - BLOCK + found.trailing_zeros() as usize))
+    (found != 0).then(|| data.len() - BLOCK + found.trailing_zeros() as usize)
 }
 
 /// One bit for each byte that is a stop.
@@ -112,6 +112,7 @@ mod sse2 {
     /// Two words that the compiler loads as one vector.
     #[target_feature(enable = "sse2")]
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the other half is the other word")]
     fn load(block: &[u8; BLOCK]) -> __m128i {
         let block = u128::from_le_bytes(*block);
         let word = |word: u128| (word as u64).cast_signed();
