@@ -24,57 +24,57 @@ struct Case {
 }
 
 const CASES: &[Case] = &[
-    Case { name: "chat frame", figure: 499, run: |n| frames(&CHAT, UsageChunk::Show, false, n) },
+    Case { name: "chat frame", figure: 503, run: |n| frames(&CHAT, UsageChunk::Show, false, n) },
     Case {
         name: "chat frame, filtered",
-        figure: 619,
+        figure: 623,
         run: |n| frames(&CHAT, UsageChunk::Hide, false, n),
     },
     Case {
         name: "chat frame, limited",
-        figure: 711,
+        figure: 715,
         run: |n| frames(&CHAT, UsageChunk::Hide, true, n),
     },
     Case {
         name: "messages frame",
-        figure: 530,
+        figure: 533,
         run: |n| frames(&MESSAGES, UsageChunk::Show, false, n),
     },
     Case {
         name: "messages frame, limited",
-        figure: 560,
+        figure: 563,
         run: |n| frames(&MESSAGES, UsageChunk::Show, true, n),
     },
     Case {
         name: "responses frame",
-        figure: 796,
+        figure: 804,
         run: |n| frames(&RESPONSES, UsageChunk::Show, false, n),
     },
     Case {
         name: "responses frame, limited",
-        figure: 1245,
+        figure: 1252,
         run: |n| frames(&RESPONSES, UsageChunk::Show, true, n),
     },
     Case {
         name: "chat answer 1 KB",
-        figure: 7225,
+        figure: 6830,
         run: |n| answers(Route::ChatCompletions, CHAT_ANSWER, n),
     },
     Case {
         name: "messages answer 1 KB",
-        figure: 7663,
+        figure: 7254,
         run: |n| answers(Route::Messages, MESSAGES_ANSWER, n),
     },
     Case {
         name: "responses answer 1 KB",
-        figure: 9428,
+        figure: 8792,
         run: |n| answers(Route::Responses, RESPONSES_ANSWER, n),
     },
-    Case { name: "request 2 KB", figure: 13_887, run: |n| requests(2048, usize::MAX, n) },
-    Case { name: "request 100 KB", figure: 190_690, run: |n| requests(100_000, usize::MAX, n) },
+    Case { name: "request 2 KB", figure: 13_920, run: |n| requests(2048, usize::MAX, n) },
+    Case { name: "request 100 KB", figure: 192_080, run: |n| requests(100_000, usize::MAX, n) },
     Case {
         name: "request 100 KB in frames of 16 KB",
-        figure: 198_570,
+        figure: 199_964,
         run: |n| requests(100_000, 16_384, n),
     },
 ];
