@@ -14,8 +14,9 @@
 //!
 //! **Invariant:** what is in the file never changes; records are only added at its end.
 //!
-//! What a chain cannot tell: that records are missing at the *end*. The orderly end is therefore a
-//! record of its own, and the report says whether it is there; where it was is in the seal.
+//! What a chain cannot tell: that records are missing at the *end*, or that a forger has appended some.
+//! The orderly end is therefore a record of its own, which is signed at once; a report says whether it
+//! is there and [how far signatures cover the log](verify::Report::coverage); where it was is in the seal.
 
 pub mod chain;
 mod clock;

@@ -36,13 +36,17 @@ pub(super) struct Output {
 /// What a run's audit log says, and whether that can be believed.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Audit {
-    /// It is this run's log, each record continues the one before it, and the signatures hold; of a run that has ended, it
-    /// is also what it was then, to the last record.
+    /// The run has ended, and the log is what it was then, to the last record. While the run goes on this is false:
+    /// `signed` says how much is proved.
     verified: bool,
-    /// Why not, in words.
+    /// Why the log cannot be believed, in words.
     #[schema(example = "it has 3 of its 8 records: some are missing at its end")]
     broken: Option<String>,
     records: u64,
+    /// Records that a signed checkpoint of this service covers.
+    signed: u64,
+    /// Records after the last checkpoint, which nothing proves yet.
+    unsigned: u64,
     /// The times of the first and the last record.
     first: String,
     last: String,
@@ -172,7 +176,7 @@ pub(super) async fn audit(
 async fn prove(api: &Api, row: &Row, path: PathBuf) -> Result<Audit, Error> {
     let seal = api.supervisor.journal().seal(&row.id).await?;
     let (run, key) = (row.id.clone(), api.supervisor.public_key());
-    let has_ended = row.state == Progress::Ended;
+    let (has_ended, is_sealed) = (row.state == Progress::Ended, seal.is_some());
     let proved = tokio::task::spawn_blocking(move || {
         let log = std::fs::File::open(&path);
         match seal {
@@ -183,7 +187,7 @@ async fn prove(api: &Api, row: &Row, path: PathBuf) -> Result<Audit, Error> {
         }
     });
     match proved.await.map_err(Error::internal)? {
-        Ok(report) => Ok(Audit::new(&report, None)),
+        Ok(report) => Ok(Audit { verified: is_sealed, ..Audit::new(&report, None) }),
         Err(Unproved::Io(error)) => Err(gone(error, "audit log")),
         Err(why) => Ok(Audit::unproved(&why)),
     }
@@ -326,9 +330,11 @@ impl Audit {
 
     fn new(report: &Report, broken: Option<String>) -> Self {
         Self {
-            verified: broken.is_none(),
+            verified: false,
             broken,
             records: report.records,
+            signed: report.signed(),
+            unsigned: report.unsigned(),
             first: report.first.clone(),
             last: report.last.clone(),
             admitted: report.admitted,

@@ -55,10 +55,22 @@ pub struct Signatures {
     pub key: Option<PublicKey>,
 }
 
+/// The part of a log that the last counting checkpoint covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// The whole log, which ends with the run's end.
+    Complete,
+    /// A log that does not end with the run's end. Records may be missing, and those after the checkpoint are unsigned.
+    Open,
+    /// A log that ends with the run's end, but not that end.
+    UnsignedEnd,
+}
+
 /// Proves the log at `path` and reports what it says.
 ///
-/// With a pinned key, at least one checkpoint must have been made by it. Without, signatures are
-/// checked against the keys that the file itself names: that finds damage, not a forger.
+/// With a pinned key, at least one checkpoint must have been made by it, and [`Report::coverage`] tells how much of the
+/// log it covers: anybody can append records that no checkpoint signs. Without a pinned key, signatures are checked
+/// against the keys that the file itself names: that finds damage, not a forger.
 pub fn verify(path: &Path, pinned: Option<&PublicKey>) -> Result<Report, Error> {
     let failed = |source| Error::File { path: path.into(), source };
     let file = File::open(path).map_err(failed)?;
@@ -78,6 +90,27 @@ pub fn check(log: impl BufRead, pinned: Option<&PublicKey>) -> Result<Report, re
     }
     let head = Some(*reader.position().chain.prev()).filter(|_| tally.report.records > 0);
     Ok(Report { head, ..tally.report() })
+}
+
+impl Report {
+    /// Returns how much of the log the last counting checkpoint covers.
+    pub fn coverage(&self) -> Coverage {
+        match (self.finished, self.unsigned()) {
+            (false, _) => Coverage::Open,
+            (true, 0) => Coverage::Complete,
+            (true, _) => Coverage::UnsignedEnd,
+        }
+    }
+
+    /// Returns the number of records that a counting checkpoint covers, that checkpoint included.
+    pub fn signed(&self) -> u64 {
+        self.signatures.last.unwrap_or(0)
+    }
+
+    /// Returns the number of records after the last counting checkpoint.
+    pub fn unsigned(&self) -> u64 {
+        self.records - self.signed()
+    }
 }
 
 /// Adds up what the records of one log say, and checks what only their meaning can tell.

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use crate::audit::read::{
     self, Broken, Connection, Entry, Event, Reader, Refusal, Session, Settlement,
 };
-use crate::audit::verify::{self, Report};
+use crate::audit::verify::{self, Coverage, Report};
 use crate::audit::{Error, PublicKey};
 use crate::budget::Amount;
 
@@ -19,10 +19,12 @@ use crate::budget::Amount;
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Command {
     /// Prove that nothing in a log was changed, or name the first record that was.
+    #[command(after_help = VERDICTS)]
     Verify {
         /// The log, as `AUDIT_LOG_PATH` names it.
         file: PathBuf,
-        /// The key that must have signed it: 32 bytes as hexadecimal or base64.
+        /// The key that must have signed it, to its last record: 32 bytes as hexadecimal or base64. Without a key only
+        /// the chain is checked.
         #[arg(long, value_name = "KEY")]
         public_key: Option<String>,
     },
@@ -33,7 +35,8 @@ pub enum Command {
     },
 }
 
-/// Runs the command. The exit code is 1 where a log can be read and does not prove itself.
+/// Runs the command. The exit code is 1 where a log can be read and does not prove itself, and 3 where a pinned key has
+/// signed a part of it and the run's end is not in it.
 pub fn run(command: &Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
         Command::Verify { file, public_key } => verify(file, public_key.as_deref(), out),
@@ -48,9 +51,15 @@ fn verify(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow::Re
             writeln!(out, "EMPTY: there is no record, so nothing is proved")?;
             Ok(ExitCode::FAILURE)
         }
+        Ok(report) if pinned.is_some() && report.coverage() == Coverage::UnsignedEnd => {
+            writeln!(out, "UNSIGNED: {}", Signed(&report))?;
+            writeln!(out, "nothing proves who wrote the unsigned records")?;
+            Ok(ExitCode::FAILURE)
+        }
         Ok(report) => {
+            let code = write_verdict(&report, pinned.is_some(), out)?;
             write_report(&report, pinned.is_some(), out)?;
-            Ok(ExitCode::SUCCESS)
+            Ok(code)
         }
         Err(Error::Broken { broken, .. }) => write_broken(&broken, out),
         Err(error @ Error::Unsigned { .. }) => {
@@ -87,11 +96,32 @@ fn write_broken(broken: &Broken, out: &mut impl Write) -> anyhow::Result<ExitCod
     Ok(ExitCode::FAILURE)
 }
 
+/// Writes how far the log is proved. Only the verdict on a log that is signed to its last record begins with `OK`.
+fn write_verdict(report: &Report, pinned: bool, out: &mut impl Write) -> io::Result<ExitCode> {
+    let records = report.records;
+    if !pinned {
+        writeln!(
+            out,
+            "CHAIN ONLY: {records} records continue each other; without --public-key nothing proves who wrote them"
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if report.coverage() == Coverage::Complete {
+        writeln!(out, "OK: {records} records are as they were written, and signed to the last")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    writeln!(out, "OPEN: the run's end is not the end of the log; {}", Signed(report))?;
+    writeln!(
+        out,
+        "the log is being written, or its process was killed, or records at its end were cut off"
+    )?;
+    Ok(ExitCode::from(OPEN))
+}
+
 fn write_report(report: &Report, pinned: bool, out: &mut impl Write) -> io::Result<()> {
-    let Report { run, attempt, account, starts, records, first, last, .. } = report;
+    let Report { run, attempt, account, starts, first, last, .. } = report;
     let Report { admitted, settled, crashed, open, unmatched, refused, spent, .. } = report;
     let (run, attempt, account) = (Plain(run), Plain(attempt), Plain(account));
-    writeln!(out, "OK: {records} records are as they were written")?;
     writeln!(out, "run         {run}, attempt {attempt}, account {account}, started {starts}×")?;
     writeln!(out, "time        {} to {}", Plain(first), Plain(last))?;
     writeln!(out, "calls       {admitted} admitted, {settled} settled ({crashed} after a crash)")?;
@@ -103,19 +133,37 @@ fn write_report(report: &Report, pinned: bool, out: &mut impl Write) -> io::Resu
     }
     writeln!(out, "refusals    {refused}")?;
     writeln!(out, "spent       {}", Words(*spent))?;
-    writeln!(out, "checkpoints {}", Signed { report, pinned })?;
+    writeln!(out, "checkpoints {}", Checkpoints { report, pinned })?;
     let end =
         if report.finished { "in order" } else { "not recorded; later records may be missing" };
     writeln!(out, "end         {end}")
 }
 
+/// A sentence on which records the last counting checkpoint covers.
+struct Signed<'a>(&'a Report);
+
+impl Display for Signed<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (records, signed) = (self.0.records, self.0.signed());
+        write!(f, "records 1 to {signed} are as they were written, and signed; ")?;
+        match records - signed {
+            0 => f.write_str("there is none after them"),
+            1 => write!(f, "1 record after them is not signed: {records}"),
+            unsigned => {
+                let first = signed + 1;
+                write!(f, "{unsigned} records after them are not signed: {first} to {records}")
+            }
+        }
+    }
+}
+
 /// Two lines on who vouches for what.
-struct Signed<'a> {
+struct Checkpoints<'a> {
     report: &'a Report,
     pinned: bool,
 }
 
-impl Display for Signed<'_> {
+impl Display for Checkpoints<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let signatures = &self.report.signatures;
         let (Some(last), Some(key)) = (signatures.last, signatures.key) else {
@@ -252,6 +300,17 @@ impl Display for Plain<'_> {
         })
     }
 }
+
+/// Exit status of a log that does not end with the run's end.
+const OPEN: u8 = 3;
+
+const VERDICTS: &str = "\
+The first word of the output is the verdict:
+  OK          the given key has signed every record, the run's end included (exit status 0)
+  CHAIN ONLY  no key was given: the records continue each other, and anybody may have written them (0)
+  OPEN        the run's end is not the end of the log; the output says which records are signed (3)
+  UNSIGNED    the run's end, or the whole log, is not signed with the key: anybody may have written it (1)
+  BROKEN      a record is not what was written; EMPTY: there is no record (1)";
 
 /// Characters that reorder the text around them, so that a line reads as what it is not.
 fn is_bidi(c: char) -> bool {

@@ -13,7 +13,7 @@ fn verify_says_what_was_proved() {
     assert_eq!(code, ExitCode::SUCCESS);
     insta::with_settings!({filters => TIMES.to_vec()}, {
         insta::assert_snapshot!(text, @r"
-    OK: 8 records are as they were written
+    CHAIN ONLY: 8 records continue each other; without --public-key nothing proves who wrote them
     run         run-1, attempt 2, account acct-1, started 1×
     time        [time] to [time]
     calls       2 admitted, 2 settled (0 after a crash)
@@ -34,7 +34,7 @@ fn verify_with_a_key_says_who_signed() {
     assert_eq!(code, ExitCode::SUCCESS);
     insta::with_settings!({filters => TIMES.to_vec()}, {
         insta::assert_snapshot!(text, @r"
-    OK: 8 records are as they were written
+    OK: 8 records are as they were written, and signed to the last
     run         run-1, attempt 2, account acct-1, started 1×
     time        [time] to [time]
     calls       2 admitted, 2 settled (0 after a crash)

@@ -1,0 +1,192 @@
+//! G11: a log whose end was cut, forged or appended to is not proved by the checkpoints before that end.
+
+use std::process::ExitCode;
+
+use cogni_gateway::audit::chain::{Chain, Head};
+use cogni_gateway::audit::record::Record;
+use cogni_gateway::audit::verify::Coverage;
+use cogni_gateway::audit::{PublicKey, SigningKey};
+use cogni_gateway::cli::audit::{Command, run};
+use proptest::prelude::*;
+use serde::Serialize;
+
+use super::*;
+
+/// The bytes of one finished log with a checkpoint after each third record.
+static LOG: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let place = Place::new();
+    let config = Config { checkpoint_every: 3, ..config(&place.log()) };
+    let (log, _) = Log::open(&config, &started()).unwrap();
+    for call in ["call-1", "call-2", "call-3"] {
+        at_once(log.admitted(&admitted(call))).unwrap();
+        log.settled(&settled(call));
+    }
+    log.finish(&Finished { spent: amount(3, 354, 132), admitted: 3, refused: 0 }).unwrap();
+    place.bytes()
+});
+
+#[test]
+fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
+    let events: Vec<_> = LOG.split(|byte| *byte == b'\n').map(event).collect();
+    let expected = [
+        "run.started",
+        "request.admitted",
+        "request.settled",
+        "log.checkpoint",
+        "request.admitted",
+        "request.settled",
+        "request.admitted",
+        "log.checkpoint",
+        "request.settled",
+        "run.finished",
+        "log.checkpoint",
+        "",
+    ];
+    assert_eq!(events, expected);
+    let all = 11;
+    let told: Vec<_> = [
+        ("whole", forged(all, &[])),
+        ("cut at a checkpoint", forged(8, &[])),
+        ("cut after a checkpoint", forged(9, &[])),
+        ("cut, and ended again", forged(8, &[Forgery::Refusal, Forgery::End])),
+        ("cut, ended again, and signed by another key", {
+            forged(8, &[Forgery::Refusal, Forgery::End, Forgery::Checkpoint])
+        }),
+        ("without its last checkpoint", forged(10, &[])),
+        ("appended to", forged(all, &[Forgery::Refusal])),
+        ("signed again by another key", forged(all, &[Forgery::Checkpoint])),
+        ("cut before the first checkpoint", forged(3, &[Forgery::End])),
+    ]
+    .into_iter()
+    .map(|(name, log)| {
+        let (code, text) = verified(&log);
+        let proved = if code == ExitCode::SUCCESS { "status 0" } else { "another status" };
+        let verdict: Vec<_> = text.lines().take_while(|line| !line.starts_with("run ")).collect();
+        assert_eq!(code == ExitCode::SUCCESS, name == "whole", "{name}: {text}");
+        assert_eq!(text.starts_with("OK"), name == "whole", "{name}: {text}");
+        format!("{name} ({proved})\n  {}", verdict.join("\n  "))
+    })
+    .collect();
+    insta::assert_snapshot!(told.join("\n"), @"
+    whole (status 0)
+      OK: 11 records are as they were written, and signed to the last
+    cut at a checkpoint (another status)
+      OPEN: the run's end is not the end of the log; records 1 to 8 are as they were written, and signed; there is none after them
+      the log is being written, or its process was killed, or records at its end were cut off
+    cut after a checkpoint (another status)
+      OPEN: the run's end is not the end of the log; records 1 to 8 are as they were written, and signed; 1 record after them is not signed: 9
+      the log is being written, or its process was killed, or records at its end were cut off
+    cut, and ended again (another status)
+      UNSIGNED: records 1 to 8 are as they were written, and signed; 2 records after them are not signed: 9 to 10
+      nothing proves who wrote the unsigned records
+    cut, ended again, and signed by another key (another status)
+      UNSIGNED: records 1 to 8 are as they were written, and signed; 3 records after them are not signed: 9 to 11
+      nothing proves who wrote the unsigned records
+    without its last checkpoint (another status)
+      UNSIGNED: records 1 to 8 are as they were written, and signed; 2 records after them are not signed: 9 to 10
+      nothing proves who wrote the unsigned records
+    appended to (another status)
+      OPEN: the run's end is not the end of the log; records 1 to 11 are as they were written, and signed; 1 record after them is not signed: 12
+      the log is being written, or its process was killed, or records at its end were cut off
+    signed again by another key (another status)
+      UNSIGNED: records 1 to 11 are as they were written, and signed; 1 record after them is not signed: 12
+      nothing proves who wrote the unsigned records
+    cut before the first checkpoint (another status)
+      UNSIGNED: no checkpoint was signed by `d04ab232742bb4ab3a1368bd4615e4e6d0224ab71a016baf8520a332c9778737`, so nothing proves who wrote this log
+    ");
+}
+
+proptest! {
+    /// G11: only the log that was finished is proved, however much of it is left and whatever follows.
+    #[test]
+    fn only_a_whole_log_is_complete(
+        left in 0_usize..=11,
+        more in prop::collection::vec(
+            prop_oneof![
+                Just(Forgery::Refusal),
+                Just(Forgery::End),
+                Just(Forgery::Checkpoint),
+            ],
+            0..6,
+        ),
+    ) {
+        let report = verify::check(&*forged(left, &more), Some(&key())).unwrap();
+        let signed = [0, 4, 8, 11].into_iter().rfind(|checkpoint| *checkpoint <= left).unwrap();
+        let unsigned = left - signed + more.len();
+        prop_assert_eq!((report.signed(), report.unsigned()), (signed as u64, unsigned as u64));
+        let is_whole = left == 11 && more.is_empty();
+        prop_assert_eq!(report.coverage() == Coverage::Complete, is_whole);
+    }
+}
+
+/// A record that a forger without the key appends.
+#[derive(Clone, Copy, Debug)]
+enum Forgery {
+    Refusal,
+    End,
+    Checkpoint,
+}
+
+/// So many records of the log, and some of a forger's, each with a hash that is right.
+fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
+    let lines = LOG.split_inclusive(|byte| *byte == b'\n').take(left);
+    let mut log: Vec<u8> = lines.flatten().copied().collect();
+    let mut chain = Chain::START;
+    for line in log.split(|byte| *byte == b'\n').take(left) {
+        chain.follow(line).unwrap();
+    }
+    for forgery in more {
+        match forgery {
+            Forgery::Refusal => append(&mut chain, &mut log, &refused("call-4", "rate_limited")),
+            Forgery::End => append(
+                &mut chain,
+                &mut log,
+                &Finished { spent: amount(1, 118, 44), admitted: 1, refused: 1 },
+            ),
+            Forgery::Checkpoint => sign(&mut chain, &mut log),
+        }
+    }
+    log
+}
+
+fn append(chain: &mut Chain, log: &mut Vec<u8>, record: &impl Record) {
+    let head = Head { time: b"2026-11-22T20:10:00.000Z", run: "\"run-1\"" };
+    chain.append(log, head, record);
+}
+
+/// A checkpoint that is good, by a key of the forger's own.
+fn sign(chain: &mut Chain, log: &mut Vec<u8>) {
+    #[derive(Serialize)]
+    struct Checkpoint {
+        signature: String,
+        public_key: String,
+    }
+    impl Record for Checkpoint {
+        const EVENT: &'static str = "log.checkpoint";
+    }
+    let key = SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
+    let text = format!("cogni-gateway audit checkpoint v1 {}", chain.prev());
+    let signature = key.sign_text(text.as_bytes());
+    let signature = signature.iter().map(|byte| format!("{byte:02x}")).collect();
+    append(chain, log, &Checkpoint { signature, public_key: key.public().to_string() });
+}
+
+fn verified(log: &[u8]) -> (ExitCode, String) {
+    let place = Place::new();
+    fs::write(place.log(), log).unwrap();
+    let mut out = vec![];
+    let public_key = Some(key().to_string());
+    let code = run(&Command::Verify { file: place.log(), public_key }, &mut out).unwrap();
+    (code, String::from_utf8(out).unwrap())
+}
+
+/// The key that has signed the log.
+fn key() -> PublicKey {
+    *SigningKey::new(Some(&Secret::new("11".repeat(32)))).unwrap().public()
+}
+
+fn event(line: &[u8]) -> String {
+    let line = String::from_utf8_lossy(line);
+    let event = line.split("\"event\":\"").nth(1).and_then(|rest| rest.split('"').next());
+    event.unwrap_or_default().to_owned()
+}
