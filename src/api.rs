@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`extract`] is who asks and what for; [`ask`] turns a body into what the supervisor wants, as far as
 //! the grant allows; [`chat`] and [`runs`] begin runs, [`events`] is how they are watched, [`records`] what is left of
-//! them. A handler parses, asks the grant, calls one room below, and answers.
+//! them, [`audit`] what proves it. A handler parses, asks the grant, calls one room below, and answers.
 //!
 //! The description of all this ([`document`]) is made from the handlers themselves, and served; the answers that several
 //! of them have in common stand in [`refusal`].
@@ -13,6 +13,7 @@
 
 mod agents;
 mod ask;
+mod audit;
 mod billing;
 mod browser;
 mod chat;
@@ -21,13 +22,14 @@ mod error;
 mod events;
 mod extract;
 mod health;
+mod proofs;
 mod records;
 mod refusal;
 mod runs;
 mod server;
+mod shares;
 mod trace;
 mod turns;
-mod watchers;
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -46,12 +48,15 @@ use crate::journal::Row;
 use crate::observe::metrics::Metrics;
 use crate::supervisor::Supervisor;
 
+pub use audit::Audit;
+pub use proofs::Proofs;
 pub use server::Listener;
+pub use shares::Shares;
 pub use turns::Turns;
-pub use watchers::Watchers;
 
 use error::Error;
 use extract::Caller;
+use shares::{ShareGuard, SharesFull};
 
 /// What the handlers work on.
 pub struct Api {
@@ -62,9 +67,13 @@ pub struct Api {
     pub books: Books,
     pub availability: Availability,
     pub metrics: Arc<Metrics>,
-    pub watchers: Watchers,
+    /// Streams of events.
+    pub watchers: Shares,
+    /// Files that are being sent: audit logs, and what came out of sandboxes.
+    pub downloads: Shares,
     /// Reads that take long: lists of runs, and proofs of audit logs.
     pub long_reads: Turns,
+    pub proofs: Proofs<Audit>,
     /// What clients are given.
     pub limits: Limits,
     /// What requests leave behind, and must not be lost.
@@ -131,6 +140,14 @@ impl Api {
         routes().1
     }
 
+    /// Counts one more watcher of a caller's.
+    fn watch(&self, caller: &Caller) -> Result<ShareGuard, Error> {
+        self.watchers.enter(&caller.0.id).map_err(|full| match full {
+            SharesFull::Grant(most) => Error::TooManyWatchers(most),
+            SharesFull::All => Error::Crowded,
+        })
+    }
+
     /// A run that the caller may see.
     async fn run_of(&self, caller: &Caller, id: &str) -> Result<Row, Error> {
         let row = self.supervisor.journal().run(id).await?;
@@ -151,7 +168,7 @@ fn routes() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(billing::flagged))
         .routes(routes!(events::of_run))
         .routes(routes!(records::output))
-        .routes(routes!(records::audit))
+        .routes(routes!(audit::audit))
         .routes(routes!(records::relay))
         .routes(routes!(records::artifacts))
         .routes(routes!(records::artifact))

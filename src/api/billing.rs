@@ -165,9 +165,14 @@ pub(super) async fn flagged(
     if !(1..=200).contains(&limit) {
         return Err(Error::parameter("`limit` is from 1 to 200"));
     }
-    let _turn = api.long_reads.wait(&caller.0.id).await;
-    let found = api.books.flagged_after(SystemTime::now(), which.cursor, limit + 1).await;
-    let mut bills = found.map_err(Error::internal)?;
+    let turn = api.long_reads.wait(&caller.0.id).await;
+    let books = api.books.clone();
+    // Also for a client that leaves: its turn is over when the read is.
+    let found = api.tasks.carry(async move {
+        let _held = turn;
+        books.flagged_after(SystemTime::now(), which.cursor, limit + 1).await
+    });
+    let mut bills = found.await.map_err(Error::internal)?;
     let is_all = bills.len() <= limit as usize;
     bills.truncate(limit as usize);
     let next = bills.last().filter(|_| !is_all).map(|bill| bill.run.clone());

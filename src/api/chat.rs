@@ -94,7 +94,7 @@ pub(super) async fn chat(
     Body(chat): Body<Chat>,
 ) -> Result<Response, Error> {
     // First: what cannot be watched is not begun.
-    let watcher = api.watchers.enter(&caller.0.id)?;
+    let watcher = api.watch(&caller)?;
     let (tasks, asked) = (api.tasks.clone(), (Arc::clone(&api), Caller(Arc::clone(&caller.0))));
     // The client may be gone before it is answered.
     let (supervisor, run, leaving) = tasks.carry(begin(caller, api, headers, chat)).await?;

@@ -54,6 +54,8 @@ pub(super) enum Error {
     Crowded,
     #[error("this grant may watch {0} runs at the same time, and does; wait for one to end")]
     TooManyWatchers(usize),
+    #[error("this grant may read {0} files at the same time, and does; wait for one to end")]
+    TooManyDownloads(usize),
     #[error("the disk of this service is full; ask again later")]
     StorageFull,
     /// The log has the reason; the caller can do nothing about it.
@@ -91,6 +93,11 @@ impl Error {
         Self::Invalid(message.to_string())
     }
 
+    /// The service does as much of it as it does at the same time.
+    pub(super) fn busy(what: &str) -> Self {
+        Self::Busy { code: "overloaded", message: format!("{what}; ask again later") }
+    }
+
     /// Something of ours has failed; the log says what.
     pub(super) fn internal(error: impl Into<anyhow::Error>) -> Self {
         let error = error.into();
@@ -117,6 +124,7 @@ impl Error {
             Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
             Self::Crowded => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
             Self::TooManyWatchers(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_watchers"),
+            Self::TooManyDownloads(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_downloads"),
             Self::StorageFull => (StatusCode::SERVICE_UNAVAILABLE, "storage_full"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         }

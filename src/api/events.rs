@@ -14,7 +14,7 @@ use super::Api;
 use super::error::{Error, ErrorBody};
 use super::extract::{Asked, At, Caller};
 use super::refusal::{NotAllowed, NotFound, NotUnderstood};
-use super::watchers::Watcher;
+use super::shares::ShareGuard;
 use crate::base::db;
 use crate::grant;
 use crate::journal::Event;
@@ -70,7 +70,7 @@ pub(super) async fn of_run(
     if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
         return Err(Error::parameter("no event has so high a number"));
     }
-    let watcher = api.watchers.enter(&caller.0.id)?;
+    let watcher = api.watch(&caller)?;
     let [last, after] = given;
     let after = last.or(after).unwrap_or_default();
     let events = api.supervisor.journal().follow(&row.id, after);
@@ -83,7 +83,7 @@ pub(super) type Told = Result<sse::Event, db::Error>;
 /// A run's events as a body, which has a watcher until it is dropped.
 pub(super) fn stream<S>(
     events: S,
-    watcher: Watcher,
+    watcher: ShareGuard,
 ) -> Sse<KeepAliveStream<impl Stream<Item = Told> + use<S>>>
 where
     S: Stream<Item = Result<Event, db::Error>> + Send + 'static,

@@ -227,9 +227,14 @@ pub(super) async fn list(
         before: which.cursor,
         limit: limit + 1,
     };
-    let _turn = api.long_reads.wait(&caller.0.id).await;
-    let mut runs: Vec<_> =
-        api.supervisor.journal().list(filter).await?.into_iter().map(Listed::from).collect();
+    let turn = api.long_reads.wait(&caller.0.id).await;
+    let journal = api.supervisor.journal().clone();
+    // Also for a client that leaves: its turn is over when the read is.
+    let listed = api.tasks.carry(async move {
+        let _held = turn;
+        journal.list(filter).await
+    });
+    let mut runs: Vec<_> = listed.await?.into_iter().map(Listed::from).collect();
     let is_all = runs.len() <= limit as usize;
     runs.truncate(limit as usize);
     let next = runs.last().filter(|_| !is_all).map(|run: &Listed| run.id.clone());

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::flags;
 use super::relay::Keys;
-use crate::api::{Api, Limits, Listener, Turns, Watchers};
+use crate::api::{Api, Limits, Listener, Proofs, Shares, Turns};
 use crate::app::{self, Seats, ServerSignals};
 use crate::base::db::Database;
 use crate::base::drain::Drain;
@@ -30,7 +30,7 @@ use crate::git;
 use crate::grant::{self, Grants};
 use crate::journal::{self, Journal};
 use crate::relay;
-use crate::supervisor::{Lock, Parts, Supervisor};
+use crate::supervisor::{Lock, Parts, Settings, Supervisor};
 
 pub use given::Given;
 
@@ -86,12 +86,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         relay: relay(&given)?,
     };
     let settings = given.settings()?;
-    let machine = Machine {
-        docker_socket: settings.host.docker_socket.clone(),
-        driver: settings.driver,
-        init: settings.host.init.clone(),
-        may_be_unlimited: settings.allow_unlimited,
-    };
+    let machine = machine(&settings);
     let supervisor = Box::pin(Supervisor::open(settings, parts)).await?;
     let api = Arc::new(Api {
         books: books.clone(),
@@ -100,8 +95,10 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         supervisor: supervisor.clone(),
         availability: Availability::new(machine, MAX_AGE),
         metrics: Arc::clone(seats.metrics()),
-        watchers: Watchers::new(serve.max_watchers),
+        watchers: Shares::new(serve.max_watchers, serve.max_connections),
+        downloads: Shares::new(DOWNLOADS_PER_GRANT, DOWNLOADS),
         long_reads: Turns::new(LONG_READS_PER_GRANT),
+        proofs: Proofs::new(half_of_the_processors()),
         limits: Limits { connections: serve.max_connections, patience: serve.request_timeout },
         tasks: Drain::default(),
     });
@@ -204,6 +201,22 @@ fn make(run_dir: &Path) -> anyhow::Result<()> {
     })
 }
 
+/// What this machine has for agents.
+fn machine(settings: &Settings) -> Machine {
+    Machine {
+        docker_socket: settings.host.docker_socket.clone(),
+        driver: settings.driver,
+        init: settings.host.init.clone(),
+        may_be_unlimited: settings.allow_unlimited,
+    }
+}
+
+/// Proofs of audit logs at the same time: each takes a processor for as long as it reads.
+fn half_of_the_processors() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (processors / 2).max(1)
+}
+
 fn settings() -> impl Iterator<Item = &'static Setting> {
     let is_here = |setting: &&Setting| !setting.is_of_one_run() && !setting.is_of_its_operator();
     SETTINGS.iter().filter(is_here).filter(|setting| setting.name != "WORKERS")
@@ -211,6 +224,10 @@ fn settings() -> impl Iterator<Item = &'static Setting> {
 
 /// Lists and proofs of one grant at the same time; the database has four connections for long reads of all grants.
 const LONG_READS_PER_GRANT: usize = 2;
+
+/// Files that are sent to one grant at the same time, and to all. Ours: a client needs one.
+const DOWNLOADS_PER_GRANT: usize = 4;
+const DOWNLOADS: usize = 64;
 
 /// For answers that are being written when the last run has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);

@@ -1,5 +1,7 @@
 //! A3: nobody keeps the others out: neither by connections, nor by watching, nor by sending nothing.
 
+use std::fs::File;
+
 use http::Method;
 use serde_json::json;
 
@@ -63,6 +65,41 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
     drop(watching);
     grant.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
     until(async || grant.get(&path).await.status == 200).await;
+    place.stop(service);
+}
+
+/// A grant that reads files and does not end has no more of them than it may, and takes none from others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_reads_no_more_files_than_it_may() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let mut paths = vec![];
+    for grant in [&grant, &other] {
+        let run = grant.run(&asked("fake")).await;
+        grant.ended(&run).await;
+        // More than the sockets hold for a reader that does not read.
+        let log = File::options().write(true).open(place.audit_log(&run)).unwrap();
+        log.set_len(64 << 20).unwrap();
+        paths.push(format!("/api/v1/runs/{run}/audit?raw=1"));
+    }
+    let mut reading = vec![];
+    for _ in 0..4 {
+        let answer = grant.start(request(Method::GET, &paths[0], "", &[])).await.unwrap();
+        assert_eq!(answer.status, 200);
+        reading.push(answer);
+    }
+    let refused = grant.get(&paths[0]).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_downloads","message":"this grant may read 4 files at the same time, and does; wait for one to end"}}"#);
+    let answer = other.start(request(Method::GET, &paths[1], "", &[])).await.unwrap();
+    assert_eq!(answer.status, 200);
+    drop((reading, answer));
+    until(async || {
+        let answer = grant.start(request(Method::GET, &paths[0], "", &[])).await.unwrap();
+        answer.status == 200
+    })
+    .await;
     place.stop(service);
 }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cogni_gateway::audit::record::{Finished, Started};
 use cogni_gateway::audit::relay::Applied;
-use cogni_gateway::audit::{Config, KEY_FILE, Log};
+use cogni_gateway::audit::seal::Seal;
+use cogni_gateway::audit::{Config, KEY_FILE, Log, SigningKey};
 use cogni_gateway::base::db::Database;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::budget::Amount;
@@ -89,6 +90,39 @@ async fn a_log_that_was_forged_swapped_or_cut_is_told_from_the_one_that_was_clos
     gone on with: it has ALL + 3 records, and had ALL when the run ended: some were added
     ");
     assert_eq!(proof(&service, &run).await, sealed, "the log itself is as good as ever");
+    place.stop(service);
+}
+
+/// A log that is as it was is read once, however often its proof is asked for; one that has changed is read again.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_proof_of_a_log_that_has_not_changed_is_not_made_again() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let run = service.run(&ask("hello")).await;
+    service.ended(&run).await;
+    place.stop(service);
+    let (file, key) = (place.audit_log(&run), key(&place));
+    write(&file, &run, &key, 2000);
+    let public = *SigningKey::new(Some(&Secret::new(key.trim()))).unwrap().public();
+    seal(&place, &run, Seal::of(&file, &run, &public).unwrap()).await;
+
+    let service = place.start();
+    let id = service.process.id();
+    let first = proof(&service, &run).await;
+    assert_eq!(first["verified"], true, "{first}");
+    let length = fs::metadata(&file).unwrap().len();
+    let is_read = async || {
+        let before = bytes_read(id);
+        assert_eq!(proof(&service, &run).await, first);
+        bytes_read(id) - before >= length
+    };
+    let begun = Instant::now();
+    while is_read().await {
+        assert!(begun.elapsed() < PATIENCE, "it is read again each time");
+    }
+    let log = fs::read_to_string(&file).unwrap();
+    fs::write(&file, log.replacen("acct-1", "acct-2", 1)).unwrap();
+    assert_eq!(proof(&service, &run).await["verified"], false);
     place.stop(service);
 }
 
@@ -236,7 +270,7 @@ fn key(place: &Place) -> String {
 
 /// A forger's, and its other half.
 fn other_key() -> (String, String) {
-    let key = cogni_gateway::audit::SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
+    let key = SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
     ("22".repeat(32), key.public().to_string())
 }
 
@@ -285,6 +319,23 @@ fn keep_work(place: &Place, held: &str, left: &str) -> String {
     let desk = outbox.begin(&plan(&order(left)), &workspace).unwrap();
     outbox.leave(&desk, &workspace, "files").unwrap();
     job.id
+}
+
+/// What the service remembers of a run's log, as if it had been this one when the run ended.
+async fn seal(place: &Place, run: &str, seal: Seal) {
+    let file = place.state_dir().join("state.db");
+    let (database, run) = (Database::open(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
+    let change = "UPDATE run SET log_records = ?2, log_head = ?3 WHERE id = ?1";
+    let records = seal.records.cast_signed();
+    let changed = database.write(move |write| write.execute(change, (run, records, seal.head)));
+    assert_eq!(changed.await.unwrap(), 1);
+}
+
+/// All that a process has read, from files and others.
+fn bytes_read(process: u32) -> u64 {
+    let io = fs::read_to_string(format!("/proc/{process}/io")).unwrap();
+    let read = io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
+    read.parse().unwrap()
 }
 
 /// So that it is forgotten at the next start.
