@@ -18,7 +18,7 @@ mod outcome;
 mod row;
 mod schema;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -220,6 +220,24 @@ impl Journal {
     pub async fn seal(&self, id: &str) -> Result<Option<Seal>, db::Error> {
         let id = id.to_owned();
         self.database.read(move |view| outcome::seal(view, &id)).await
+    }
+
+    /// Returns those of some runs that are remembered.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn known(&self, ids: Vec<String>) -> Result<HashSet<String>, db::Error> {
+        let read = move |view: &rusqlite::Connection| {
+            let mut find = view.prepare_cached("SELECT 1 FROM run WHERE id = ?1")?;
+            let mut known = HashSet::new();
+            for id in ids {
+                if find.exists([&id])? {
+                    known.insert(id);
+                }
+            }
+            Ok(known)
+        };
+        self.database.read(read).await
     }
 
     /// Newest first.

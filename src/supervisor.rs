@@ -84,6 +84,8 @@ pub struct Settings {
     pub workspace_retention: Duration,
     /// How long audit logs are kept; for ever where nobody says.
     pub audit_retention: Option<Duration>,
+    /// How long the books keep the calls of runs that are forgotten; for ever where nobody says.
+    pub billing_retention: Option<Duration>,
     /// What audit logs are signed with, for as long as the service runs.
     pub signing_key: Secret,
 }
@@ -233,7 +235,7 @@ impl Supervisor {
                 }
                 self.tidy(&stop).await;
                 if thrown.is_none_or(|at| at.elapsed() >= THROW_EVERY) {
-                    Box::pin(self.0.throw_away()).await;
+                    Box::pin(self.0.throw_away(&stop)).await;
                     thrown = Some(Instant::now());
                 }
                 tokio::select! {

@@ -3,7 +3,9 @@
 //! Facts and notices come in any order, more than once, and from several tasks and processes. Whatever is written is
 //! written in one transaction, and what follows from it with it: the receipt, where the other half is already there.
 
+mod retention;
 mod row;
+mod schema;
 mod take;
 
 use std::collections::HashSet;
@@ -14,8 +16,11 @@ use rusqlite::{Connection, params};
 use self::row::{Row as _, millis};
 use super::ingest::{self, Ingested, Malformed};
 use super::{Error, Fact, Flag, Notice, Receipt, RunBill, State};
-use crate::base::db::{Database, Schema};
+use crate::base::db::Database;
 use crate::budget::Nanodollars;
+
+pub use retention::{Cursor, DayBill, DeletedCalls, MIN_RETENTION, OldRuns};
+pub use schema::SCHEMA;
 
 /// Shared by whoever writes or reads them.
 #[derive(Clone, Debug)]
@@ -61,6 +66,8 @@ pub struct Totals {
     pub conflicting_calls: u64,
     /// Notices of calls that are not in the books.
     pub waiting_notices: u64,
+    /// Calls of which only the day's sums are left.
+    pub deleted_calls: u64,
 }
 
 /// A call that used something, and has no receipt.
@@ -403,6 +410,7 @@ fn totals(view: &Connection, due: i64) -> rusqlite::Result<Totals> {
             unpriced_calls: count("unpriced_calls")?,
             conflicting_calls: count("conflicting_calls")?,
             waiting_notices: count("waiting_notices")?,
+            deleted_calls: count("deleted_calls")?,
         })
     })
 }
@@ -431,105 +439,8 @@ SELECT (SELECT count(*) FROM billing_fact) AS calls,
         WHERE is_billable AND NOT has_receipt AND settled < ?1) AS unreceipted_runs,
        (SELECT count(*) FROM billing_receipt WHERE is_unpriced) AS unpriced_calls,
        (SELECT count(DISTINCT call_id) FROM billing_conflict) AS conflicting_calls,
-       (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices";
-
-/// The tables. Times are milliseconds since 1970, money is billionths of a dollar.
-pub const SCHEMA: Schema = Schema { room: "billing", steps: &[FIRST, SECOND, THIRD, FOURTH] };
-
-const FIRST: &str = "
-CREATE TABLE billing_fact (
-    call_id TEXT PRIMARY KEY,
-    run TEXT NOT NULL,
-    attempt TEXT NOT NULL,
-    account TEXT NOT NULL,
-    upstream TEXT NOT NULL,
-    route TEXT NOT NULL,
-    model TEXT,
-    stream INTEGER NOT NULL,
-    outcome TEXT NOT NULL,
-    status INTEGER NOT NULL,
-    input INTEGER NOT NULL,
-    output INTEGER NOT NULL,
-    cache_read INTEGER NOT NULL,
-    cache_write INTEGER NOT NULL,
-    cache_write_1h INTEGER NOT NULL,
-    reasoning INTEGER NOT NULL,
-    source TEXT NOT NULL,
-    cost INTEGER NOT NULL,
-    reported_cost INTEGER,
-    started INTEGER NOT NULL,
-    settled INTEGER NOT NULL,
-    is_billable INTEGER NOT NULL,
-    has_receipt INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE INDEX billing_fact_run ON billing_fact (run, started);
-CREATE INDEX billing_fact_started ON billing_fact (started);
-CREATE INDEX billing_fact_unreceipted ON billing_fact (settled, run) WHERE is_billable AND NOT has_receipt;
-
--- What was said of a call, whether or not it is in the books.
-CREATE TABLE billing_notice (
-    call_id TEXT PRIMARY KEY,
-    source TEXT NOT NULL,
-    run TEXT,
-    is_failure INTEGER NOT NULL,
-    amount INTEGER NOT NULL,
-    input INTEGER NOT NULL,
-    output INTEGER NOT NULL,
-    ended INTEGER NOT NULL,
-    received INTEGER NOT NULL,
-    is_taken INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE INDEX billing_notice_waiting ON billing_notice (received) WHERE NOT is_taken;
-
-CREATE TABLE billing_receipt (
-    source_reference TEXT PRIMARY KEY,
-    call_id TEXT NOT NULL UNIQUE REFERENCES billing_fact (call_id),
-    run TEXT NOT NULL,
-    source TEXT NOT NULL,
-    amount INTEGER NOT NULL,
-    input INTEGER NOT NULL,
-    output INTEGER NOT NULL,
-    ended INTEGER NOT NULL,
-    received INTEGER NOT NULL
-) STRICT;
-CREATE INDEX billing_receipt_run ON billing_receipt (run);
-CREATE INDEX billing_receipt_unpriced ON billing_receipt (run) WHERE amount = 0 AND input + output > 0;
-
--- What contradicts a receipt; it is kept, and not charged.
-CREATE TABLE billing_conflict (
-    call_id TEXT NOT NULL,
-    run TEXT NOT NULL,
-    source TEXT NOT NULL,
-    amount INTEGER NOT NULL,
-    delta INTEGER NOT NULL,
-    named_run TEXT,
-    received INTEGER NOT NULL,
-    PRIMARY KEY (call_id, source, amount)
-) STRICT;
-CREATE INDEX billing_conflict_run ON billing_conflict (run)";
-
-/// Before then, LiteLLM is not asked again for what it did not know.
-const SECOND: &str = "ALTER TABLE billing_fact ADD COLUMN ask_after INTEGER NOT NULL DEFAULT 0";
-
-/// Whose books these are. What is made by chance is made once, with the table.
-const THIRD: &str = "
-CREATE TABLE billing_deployment (id TEXT NOT NULL) STRICT;
-INSERT INTO billing_deployment VALUES (lower(hex(randomblob(8))))";
-
-/// Whether a receipt over nothing is for a call that used tokens, by the call's fact. An earlier version took a failed
-/// attempt at no cost for the receipt of such a call: those calls are without a receipt again.
-const FOURTH: &str = "
-ALTER TABLE billing_receipt ADD COLUMN is_unpriced INTEGER NOT NULL DEFAULT 0;
-CREATE TEMP TABLE failed AS
-    SELECT r.call_id FROM billing_receipt r JOIN billing_fact f USING (call_id) JOIN billing_notice n USING (call_id)
-    WHERE r.amount = 0 AND f.is_billable AND n.is_failure AND n.amount = 0 AND f.upstream = 'litellm';
-DELETE FROM billing_receipt WHERE call_id IN (SELECT call_id FROM failed);
-UPDATE billing_fact SET has_receipt = 0, ask_after = 0 WHERE call_id IN (SELECT call_id FROM failed);
-DROP TABLE failed;
-UPDATE billing_receipt SET is_unpriced = 1 WHERE amount = 0
-    AND (input + output > 0 OR (SELECT is_billable FROM billing_fact f WHERE f.call_id = billing_receipt.call_id));
-DROP INDEX billing_receipt_unpriced;
-CREATE INDEX billing_receipt_unpriced ON billing_receipt (run) WHERE is_unpriced";
+       (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices,
+       (SELECT coalesce(sum(calls), 0) FROM billing_day) AS deleted_calls";
 
 /// How long a notice waits for its call. A run's calls are booked while it goes on; what comes later is reconciled.
 const PATIENCE: Duration = Duration::from_hours(48);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::books::{Fate, Filter, Open};
 use super::facts::rfc3339;
@@ -20,6 +20,9 @@ pub struct Report {
     /// …to before here.
     #[serde(serialize_with = "rfc3339")]
     pub until: SystemTime,
+    /// Calls that began before here were asked for, and are not compared: some of them are deleted from the books.
+    #[serde(serialize_with = "optional_rfc3339", skip_serializing_if = "Option::is_none")]
+    pub deleted_before: Option<SystemTime>,
     pub way: Way,
     /// LiteLLM gave only some of its rows, so what is missing may be there.
     pub is_partial: bool,
@@ -111,6 +114,9 @@ impl Books {
         filter: &Filter,
         now: SystemTime,
     ) -> Result<Report, Error> {
+        let deleted_before = self.complete_since().await?.filter(|time| *time > filter.since);
+        let since = deleted_before.unwrap_or(filter.since).min(filter.until);
+        let filter = &Filter { since, ..filter.clone() };
         // Theirs first, and with a margin: what was begun since is not missing, and their clock may be another.
         let window = Window {
             since: filter.since.checked_sub(MARGIN).unwrap_or(filter.since),
@@ -127,7 +133,7 @@ impl Books {
         let runs = self.runs(runs.filter_map(|row| row.run.clone()).collect()).await?;
         let deployment = self.deployment().await?;
         let beside = Beside { known, runs, deployment, now, bound: self.bound() };
-        Ok(compare(filter, &facts, rows, &fates, &beside))
+        Ok(Report { deleted_before, ..compare(filter, &facts, rows, &fates, &beside) })
     }
 
     /// Asks LiteLLM for single calls, by their ids; returns those that it does not know, or `None` where it cannot be asked
@@ -231,6 +237,7 @@ impl Report {
         Self {
             since: filter.since,
             until: filter.until,
+            deleted_before: None,
             way: rows.way,
             is_partial: rows.is_partial,
             invalid: rows.invalid,
@@ -306,6 +313,17 @@ impl Item {
             cost: row.amount,
             started: row.started,
         }
+    }
+}
+
+#[expect(clippy::ref_option, reason = "serde hands a field to its function by reference")]
+fn optional_rfc3339<S: Serializer>(
+    time: &Option<SystemTime>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => rfc3339(time, serializer),
+        None => serializer.serialize_none(),
     }
 }
 

@@ -48,6 +48,27 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show what the calls of each day and account came to, also calls that are deleted
+    Days {
+        #[command(flatten)]
+        books: Where,
+
+        /// Days from then on: a time, or how long ago
+        #[arg(long, value_name = "TIME|DURATION", default_value = "30d", value_parser = moment)]
+        since: SystemTime,
+
+        /// Days until then: a time, or how long ago [default: now]
+        #[arg(long, value_name = "TIME|DURATION", value_parser = moment)]
+        until: Option<SystemTime>,
+
+        /// One account's calls
+        #[arg(long, value_name = "ID")]
+        account: Option<String>,
+
+        /// A line of JSON for each
+        #[arg(long)]
+        json: bool,
+    },
     /// Compare the books with LiteLLM's spend logs, and write the receipts that are missing
     Reconcile {
         #[command(flatten)]
@@ -142,6 +163,12 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             Command::Receipts { books, run, json } => {
                 receipts(&books.find()?, &run, json, out).await
             }
+            Command::Days { books, since, until, account, json } => {
+                let until = until.unwrap_or_else(SystemTime::now);
+                let days = books.find()?.days(since, until, account).await?;
+                Shown { json }.days(&days, out)?;
+                Ok(ExitCode::SUCCESS)
+            }
             Command::Reconcile { books, litellm, since, until, account, run, json } => {
                 let now = SystemTime::now();
                 let filter = Filter { since, until: until.unwrap_or(now), account, run };
@@ -176,7 +203,10 @@ async fn receipts(
 ) -> anyhow::Result<ExitCode> {
     let bill = books.summary(run).await?;
     if bill.calls == 0 {
-        bail!("the books have no call of run `{}`", run.escape_debug());
+        bail!(
+            "the books have no call of run `{}`; of calls that are deleted, `billing days` has the sums",
+            run.escape_debug()
+        );
     }
     Shown { json }.receipts(&books.receipts(run).await?, &bill, out)?;
     Ok(code(bill.flags.is_empty()))

@@ -10,6 +10,7 @@ use anyhow::bail;
 use serde::Deserialize;
 
 use crate::base::time::MAX_TIME;
+use crate::billing::books::MIN_RETENTION;
 use crate::catalog::Maker;
 use crate::sandbox::UserRange;
 
@@ -58,6 +59,9 @@ pub struct Serve {
     /// How long audit logs are kept, and never for less than their runs; without it, for ever.
     #[serde(with = "humantime_serde")]
     pub audit_retention: Option<Duration>,
+    /// How long the books keep the calls of runs that are forgotten; without it, for ever.
+    #[serde(with = "humantime_serde")]
+    pub billing_retention: Option<Duration>,
     /// How long a call may go without a receipt before its run is flagged.
     #[serde(with = "humantime_serde")]
     pub receipt_bound: Duration,
@@ -115,6 +119,7 @@ impl Serve {
             ("retention", self.retention, any),
             ("workspace_retention", self.workspace_retention, any),
             ("audit_retention", self.audit_retention.unwrap_or_default(), any),
+            ("billing_retention", self.billing_retention.unwrap_or(MIN_RETENTION), MIN_RETENTION),
             ("receipt_bound", self.receipt_bound, any),
             ("reconcile_every", self.reconcile_every, a_while),
         ];
@@ -173,6 +178,7 @@ impl Default for Serve {
             retention: Duration::from_hours(30 * 24),
             workspace_retention: Duration::from_hours(30 * 24),
             audit_retention: None,
+            billing_retention: None,
             receipt_bound: Duration::from_mins(15),
             reconcile_every: Duration::from_mins(5),
         }

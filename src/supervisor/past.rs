@@ -1,7 +1,7 @@
-//! What is thrown away of what lies beside the database, when it is older than it is kept: what the relay does not need
-//! any more, and audit logs, where somebody has said for how long they are kept.
+//! What is thrown away when it is older than it is kept: what the relay does not need any more, and audit logs and calls in
+//! the books, where somebody has said for how long they are kept.
 //!
-//! **Invariant:** no log goes before its run is forgotten, nor one that tells of work which is still kept.
+//! **Invariant:** no log and no call goes before its run is forgotten, nor a log that tells of work which is still kept.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,14 +12,16 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
 
 use super::Shared;
+use crate::billing::books::{DeletedCalls, OldRuns};
 use crate::delivery::outbox::{self, Outbox};
 use crate::delivery::{OUTBOX, Relay, sweep};
 
 impl Shared {
     /// What cannot be thrown away now is the next time.
-    pub(super) async fn throw_away(&self) {
+    pub(super) async fn throw_away(&self, stop: &CancellationToken) {
         if let Some(relay) = self.relay.load_full()
             && let Err(error) = self.sweep_relay(relay).await
         {
@@ -30,6 +32,46 @@ impl Shared {
         {
             tracing::error!("cannot throw old audit logs away: {error:#}");
         }
+        if let Some(age) = self.settings.billing_retention {
+            // What is deleted by then stays so; the next process goes on.
+            let deleted = stop.run_until_cancelled(Box::pin(self.delete_calls(age))).await;
+            if let Some(Err(error)) = deleted {
+                tracing::error!("cannot delete old calls from the books: {error:#}");
+            }
+        }
+    }
+
+    /// Deletes the calls of runs that are forgotten and whose last call is older than `age`.
+    async fn delete_calls(&self, age: Duration) -> anyhow::Result<()> {
+        let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
+        let (mut deleted, mut after) = (DeletedCalls::default(), None);
+        loop {
+            let OldRuns { runs, next } = self.books.old_runs(before, after).await?;
+            let remembered = self.journal.known(runs.clone()).await?;
+            for run in runs.iter().filter(|run| !remembered.contains(*run)) {
+                deleted += self.books.delete_run(run, before).await?;
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let stray = self.books.delete_stray_conflicts(before).await?;
+        if deleted.calls + stray > 0 {
+            self.books.shrink().await?;
+            let DeletedCalls { calls, unreceipted, unpriced, conflicting } = deleted;
+            tracing::info!(calls, "deleted calls that are older than `serve.billing_retention`");
+            if deleted.has_flagged() || stray > 0 {
+                tracing::warn!(
+                    unreceipted,
+                    unpriced,
+                    conflicting,
+                    stray,
+                    "among the deleted calls were some that were flagged"
+                );
+            }
+        }
+        Ok(())
     }
 
     async fn sweep_relay(&self, relay: Arc<Relay>) -> anyhow::Result<()> {

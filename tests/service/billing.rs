@@ -7,6 +7,7 @@ mod facts;
 mod ingest;
 mod litellm;
 mod reconcile;
+mod retention;
 mod watch;
 
 use std::path::Path;

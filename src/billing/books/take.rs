@@ -187,7 +187,8 @@ fn contradict(
     let charged = before.map_or(Nanodollars::ZERO, |before| before.amount);
     change
         .prepare_cached(
-            "INSERT OR IGNORE INTO billing_conflict VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            "INSERT OR IGNORE INTO billing_conflict SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
+             WHERE (SELECT count(*) FROM billing_conflict WHERE call_id = ?1) < ?8",
         )?
         .execute(params![
             notice.call_id,
@@ -197,6 +198,7 @@ fn contradict(
             money(notice.amount).saturating_sub(money(charged)),
             notice.run,
             millis(now),
+            MAX_CONFLICTS,
         ])?;
     Ok(())
 }
@@ -291,3 +293,6 @@ fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Noti
 
 /// Says whose books these are.
 pub(super) const DEPLOYMENT: &str = "SELECT id FROM billing_deployment";
+
+/// Contradictions that are kept of one call. Ours: two say that somebody has to look; more say nothing more.
+const MAX_CONFLICTS: u32 = 16;

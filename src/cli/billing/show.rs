@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::billing::books::Totals;
+use crate::billing::books::{DayBill, Totals};
 use crate::billing::litellm::Way;
 use crate::billing::reconcile::{Difference, Item, Report};
 use crate::billing::{Flag, Receipt, RunBill};
@@ -40,6 +40,10 @@ impl Shown {
                 out,
                 "waiting   {waiting_notices} calls that LiteLLM has told of, and no audit log has"
             )?;
+        }
+        if totals.deleted_calls > 0 {
+            let deleted = totals.deleted_calls;
+            writeln!(out, "deleted   {deleted} calls more; `billing days` has their sums")?;
         }
         if flagged.is_empty() {
             return writeln!(out, "nothing is flagged");
@@ -78,6 +82,34 @@ impl Shown {
         if bill.flags.is_empty() { Ok(()) } else { writeln!(out, "{}", Flagged(bill)) }
     }
 
+    pub fn days(self, days: &[DayBill], out: &mut impl Write) -> io::Result<()> {
+        if self.json {
+            return days.iter().try_for_each(|day| line(day, out));
+        }
+        for bill in days {
+            let day = humantime::format_rfc3339_seconds(bill.day).to_string();
+            let (day, _) = day.split_at(DATE_LENGTH);
+            let DayBill { calls, billable, receipts, amount, input, output, .. } = bill;
+            let (account, input, output) = (Plain(&bill.account), input.0, output.0);
+            write!(
+                out,
+                "{day}  {account}  ${amount}, {receipts} receipts for {billable} billable calls of {calls}; \
+                 {input} in, {output} out"
+            )?;
+            let counts = [
+                ("unreceipted", bill.unreceipted),
+                ("unpriced", bill.unpriced),
+                ("conflicting", bill.conflicting),
+                ("deleted", bill.deleted_calls),
+            ];
+            for (name, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+                write!(out, "; {count} {name}")?;
+            }
+            writeln!(out)?;
+        }
+        Ok(())
+    }
+
     pub fn report(self, report: &Report, bound: Duration, out: &mut impl Write) -> io::Result<()> {
         if self.json {
             return line(report, out);
@@ -88,6 +120,9 @@ impl Shown {
             Way::Days => "/spend/logs",
         };
         writeln!(out, "calls begun from {since} to {until}, by LiteLLM's {way}")?;
+        if report.deleted_before.is_some() {
+            writeln!(out, "deleted      calls begun before {since}, which are not compared")?;
+        }
         let Report { matched, charged, receipts_written, pending, .. } = report;
         writeln!(
             out,
@@ -199,3 +234,6 @@ fn line(value: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     writeln!(out)
 }
+
+/// Of a time in RFC 3339, the date.
+const DATE_LENGTH: usize = 10;

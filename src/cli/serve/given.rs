@@ -122,6 +122,7 @@ impl Given {
             retention: self.serve.retention,
             workspace_retention: self.serve.workspace_retention,
             audit_retention: self.serve.audit_retention,
+            billing_retention: self.serve.billing_retention,
             signing_key,
         })
     }

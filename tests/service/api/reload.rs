@@ -120,6 +120,7 @@ async fn what_is_wrong_with_a_setting_is_said() {
         said("[serve]\ndrain_timeout = \"200000000000000d\""),
         said("[serve]\nreceipt_bound = \"101y\""),
         said("[serve]\naudit_retention = \"101y\""),
+        said("[serve]\nbilling_retention = \"3d\""),
         said("workers = 4\n[serve]"),
         said("[serve]\n[admin]\nsocket_path = \"/run/admin.sock\""),
     ];
@@ -130,6 +131,7 @@ async fn what_is_wrong_with_a_setting_is_said() {
     error: `serve.drain_timeout` is `547570157426years 5months 1day 7h 12m`; give 0s to 36500d
     error: `serve.receipt_bound` is `101years`; give 0s to 36500d
     error: `serve.audit_retention` is `101years`; give 0s to 36500d
+    error: `serve.billing_retention` is `3days`; give 4days to 36500d
     error: `workers` is `4`; take it out: a service has a thread for each processor
     error: `[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: `POST /api/v1/runs/ID/cancel` ends a run of a service
     ");

@@ -29,6 +29,9 @@ async fn an_audit_log_becomes_receipts() {
         billing(&["receipts", "--run", "run-1"]),
         billing(&["status"]),
         billing(&["status", "--json"]),
+        without_date(&billing(&["days"])),
+        without_date(&billing(&["days", "--json"])),
+        billing(&["days", "--account", "acct-2"]),
     ];
     assert_snapshot!(said.join("\n"), @r#"
     $ billing record audit.jsonl
@@ -46,7 +49,15 @@ async fn an_audit_log_becomes_receipts() {
     nothing is flagged
     exit 0
     $ billing status --json
-    {"calls":1,"receipts":1,"pending_calls":0,"unreceipted_calls":0,"unreceipted_runs":0,"unpriced_calls":0,"conflicting_calls":0,"waiting_notices":0,"flagged":[]}
+    {"calls":1,"receipts":1,"pending_calls":0,"unreceipted_calls":0,"unreceipted_runs":0,"unpriced_calls":0,"conflicting_calls":0,"waiting_notices":0,"deleted_calls":0,"flagged":[]}
+    exit 0
+    $ billing days
+    DATE  acct-1  $0.000036, 1 receipts for 1 billable calls of 1; 11 in, 5 out
+    exit 0
+    $ billing days --json
+    {"day":"DATE","account":"acct-1","calls":1,"billable":1,"receipts":1,"amount_usd":"0.000036","input":11,"output":5,"unreceipted":0,"unpriced":0,"conflicting":0,"deleted_calls":0}
+    exit 0
+    $ billing days --account acct-2
     exit 0
     "#);
 }
@@ -75,7 +86,7 @@ fn a_batch_can_be_taken_in_by_hand() {
     nothing is flagged
     exit 0
     $ billing receipts --run run-7
-    error: the books have no call of run `run-7`
+    error: the books have no call of run `run-7`; of calls that are deleted, `billing days` has the sums
     exit 2
     $ billing record no-such-log
     error: `no-such-log`: No such file or directory (os error 2)
@@ -139,4 +150,8 @@ fn billing(place: &std::path::Path, arguments: &[&str]) -> String {
         id.replace_all(&said, "ID"),
         status.code().unwrap()
     )
+}
+
+fn without_date(said: &str) -> String {
+    regex::Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2}").unwrap().replace_all(said, "DATE").into_owned()
 }

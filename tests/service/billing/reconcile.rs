@@ -68,6 +68,29 @@ async fn without_pages_whole_days_are_read_and_filtered_here() {
     assert_eq!((report.matched, report.unknown.len(), report.is_clean()), (0, 0, true));
 }
 
+/// B3: calls that are deleted from the books are not told as LiteLLM's alone.
+#[tokio::test]
+async fn calls_that_are_deleted_are_not_compared() {
+    let litellm = Litellm::start(Kind::Pages);
+    let place = tempdir().unwrap();
+    let books = with_calls(place.path(), &[UNARY, STREAM, MESSAGES]).await;
+    let deleted = books.delete_run("run-7", at("23:00:00")).await.unwrap();
+    assert_eq!(deleted.calls, 3);
+    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    assert!(report.is_clean());
+    let later = Filter { until: at("00:30:00") + Duration::from_hours(24), ..day() };
+    assert_snapshot!(shown(&reconcile(&books, &litellm, &later).await.unwrap()), @"
+    calls begun from 2026-11-23T00:00:00Z to 2026-11-23T00:30:00Z, by LiteLLM's /spend/logs/v2
+    deleted      calls begun before 2026-11-23T00:00:00Z, which are not compared
+    matched      0, charged $0; 0 receipts written
+    pending      0, ended less than 15m ago
+    missing      0
+    unknown      0
+    conflicting  0
+    delta        +0 in, +0 out, +$0
+    ");
+}
+
 /// B3: what only we have, what only they have, and what both have in another way.
 #[tokio::test]
 async fn what_differs_is_told() {

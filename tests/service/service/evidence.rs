@@ -12,6 +12,7 @@ use cogni_gateway::audit::seal::Seal;
 use cogni_gateway::audit::{Config, KEY_FILE, Log, SigningKey};
 use cogni_gateway::base::db::Database;
 use cogni_gateway::base::secret::Secret;
+use cogni_gateway::billing;
 use cogni_gateway::budget::Amount;
 use cogni_gateway::delivery::OUTBOX;
 use cogni_gateway::delivery::outbox::{Outbox, Progress};
@@ -260,6 +261,40 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
     place.stop(service);
 }
 
+/// Calls go when they are old and their run is forgotten, and no sooner; the log says how many of them had a flag.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_go_when_they_are_older_than_they_are_kept() {
+    let place = Place::new("").await;
+    place.write_config("billing_retention = \"4d\"");
+    let service = place.start();
+    let mut runs = vec![];
+    for text in ["forgotten", "remembered", "young"] {
+        let run = service.run(&ask(text)).await;
+        service.ended(&run).await;
+        runs.push(run);
+    }
+    place.stop(service);
+    let [forgotten, remembered, young] = &runs[..] else { unreachable!() };
+    for run in [forgotten, remembered] {
+        age_calls(&place, run).await;
+    }
+    for run in [forgotten, young] {
+        end_long_ago(&place, run).await;
+    }
+    let calls = async |run: &str| place.books().summary(run).await.unwrap().calls;
+
+    let mut service = place.start();
+    tokio::task::block_in_place(|| service.process.until(|said| said.contains("were flagged")));
+    let said = service.process.said();
+    assert!(said.contains("unreceipted=1"), "{said}");
+    assert_eq!(calls(forgotten).await, 0);
+    assert_eq!([calls(remembered).await, calls(young).await], [1, 1]);
+    assert_eq!(place.books().totals(SystemTime::now()).await.unwrap().deleted_calls, 1);
+    let bill = service.get(&format!("/api/v1/runs/{remembered}/receipts")).await.json();
+    assert_eq!(bill["bill"]["calls"], 1, "{bill}");
+    place.stop(service);
+}
+
 async fn proof(service: &Service, run: &str) -> Value {
     service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
 }
@@ -336,6 +371,17 @@ fn bytes_read(process: u32) -> u64 {
     let io = fs::read_to_string(format!("/proc/{process}/io")).unwrap();
     let read = io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
     read.parse().unwrap()
+}
+
+/// So that its calls are five days old.
+async fn age_calls(place: &Place, run: &str) {
+    let file = place.state_dir().join("state.db");
+    let (database, run) = (Database::open(&file, &[billing::SCHEMA]).unwrap(), run.to_owned());
+    let age =
+        "UPDATE billing_fact SET started = started - ?2, settled = settled - ?2 WHERE run = ?1";
+    let days: i64 = 5 * 24 * 60 * 60 * 1000;
+    let aged = database.write(move |change| change.execute(age, (run, days))).await.unwrap();
+    assert_eq!(aged, 1);
 }
 
 /// So that it is forgotten at the next start.

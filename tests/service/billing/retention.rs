@@ -1,0 +1,166 @@
+//! B1, B4: calls that are older than they are kept are deleted, run by run and a few at a time; what each day and account
+//! came to stays.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::billing::books::{DayBill, DeletedCalls, OldRuns};
+use cogni_gateway::billing::{self, Books, Fact};
+use cogni_gateway::budget::Nanodollars;
+use proptest::prelude::*;
+use rusqlite::Connection;
+use tempfile::{TempDir, tempdir};
+
+use super::{at, books, fact, notice};
+
+const DAY: Duration = Duration::from_hours(24);
+
+/// A run goes with its last call, and not before; the sums over days are what they were.
+#[tokio::test]
+async fn the_calls_of_old_runs_go_and_the_sums_of_their_days_stay() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let old = at("09:30:01") - 10 * DAY;
+    let mut facts: Vec<_> = (0..1700).map(|number| call("old", &number.to_string(), old)).collect();
+    facts.extend((0..20).map(|number| call("older", &number.to_string(), old - DAY)));
+    // It began long ago, and went on until now.
+    facts.extend([call("long", "first", old), call("long", "last", at("09:30:01"))]);
+    facts.push(call("new", "only", at("09:30:01")));
+    books.record(&facts).await.unwrap();
+    let charged = facts.iter().filter(|fact| !fact.call_id.ends_with("-7"));
+    let mut notices: Vec<_> = charged.map(|fact| said(fact, 25_000)).collect();
+    notices.extend([said(&facts[1], 26_000), said(&facts[2], 0), said(&facts[2], 27_000)]);
+    notices.extend([said(&call("stray", "1", old), 1), said(&call("stray", "1", old), 9)]);
+    books.take(notices).await.unwrap();
+    let before = days(&books).await;
+    assert_eq!(before.iter().map(|day| day.calls).sum::<u64>(), 1723);
+
+    let cutoff = at("09:30:01") - 5 * DAY;
+    let found = books.old_runs(cutoff, None).await.unwrap();
+    assert_eq!(
+        found,
+        OldRuns { runs: vec!["long".into(), "old".into(), "older".into()], next: None }
+    );
+    let mut deleted = DeletedCalls::default();
+    for run in found.runs {
+        deleted += books.delete_run(&run, cutoff).await.unwrap();
+    }
+    let expected = DeletedCalls { calls: 1720, unreceipted: 2, unpriced: 0, conflicting: 2 };
+    assert_eq!(deleted, expected);
+    assert_eq!(books.delete_stray_conflicts(SystemTime::now() + DAY).await.unwrap(), 1);
+
+    let after = days(&books).await;
+    assert_eq!(after.iter().map(|day| day.deleted_calls).sum::<u64>(), 1720);
+    let as_before = |day: DayBill| DayBill { deleted_calls: 0, ..day };
+    assert_eq!(after.into_iter().map(as_before).collect::<Vec<_>>(), before);
+    let calls = async |run| books.summary(run).await.unwrap().calls;
+    assert_eq!([calls("old").await, calls("older").await], [0, 0]);
+    assert_eq!([calls("long").await, calls("new").await], [2, 1]);
+    let left = [
+        ("billing_fact", 3),
+        ("billing_receipt", 3),
+        // The one that waits for its call is forgotten in its own time.
+        ("billing_notice", 4),
+        ("billing_conflict", 0),
+    ];
+    assert_eq!(left.map(|(table, _)| (table, count(&place, table))), left);
+    let totals = books.totals(at("09:30:01")).await.unwrap();
+    assert_eq!((totals.calls, totals.deleted_calls), (3, 1720));
+    assert_eq!(books.complete_since().await.unwrap(), Some(at("00:00:00") - 9 * DAY));
+}
+
+/// One run with very many calls takes the only writer for a moment at a time, and others write in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
+    let place = tempdir().unwrap();
+    let commits = Arc::new(AtomicU64::new(0));
+    let ours = Arc::clone(&commits);
+    let watch = move |_, _| {
+        ours.fetch_add(1, Ordering::Relaxed);
+    };
+    let file = place.path().join("state.db");
+    let books = Books::new(Database::open_watched(&file, &[billing::SCHEMA], watch).unwrap());
+    let old = at("09:30:01") - 10 * DAY;
+    for part in 0..10 {
+        let numbers = (0..2000).map(|number| (part * 2000 + number).to_string());
+        let facts: Vec<_> = numbers.map(|number| call("old", &number, old)).collect();
+        books.record(&facts).await.unwrap();
+        books.take(facts.iter().map(|fact| said(fact, 25_000)).collect()).await.unwrap();
+    }
+    let before = commits.load(Ordering::Relaxed);
+    let deleted = books.delete_run("old", at("00:00:00")).await.unwrap();
+    assert_eq!(deleted, DeletedCalls { calls: 20_000, ..DeletedCalls::default() });
+    assert!(commits.load(Ordering::Relaxed) - before >= 20_000 / 500, "it is deleted at once");
+    let [day] = &days(&books).await[..] else { panic!("one day of one account") };
+    assert_eq!((day.deleted_calls, day.amount), (20_000, Nanodollars(20_000 * 25_000)));
+}
+
+/// What says more than sixteen times that a call has another price says nothing more.
+#[tokio::test]
+async fn the_contradictions_of_one_call_are_bounded() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    books.take((0..200).map(|price| notice("call-1", 100 * price)).collect()).await.unwrap();
+    assert_eq!(books.summary("run-1").await.unwrap().conflicting, 16);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever is deleted when, the days come to the same, and no run is there in part.
+    #[test]
+    fn the_days_come_to_the_same_whatever_is_deleted(
+        calls in prop::collection::vec((0..4_u8, 0..2_u8, 0..8_u32, any::<bool>()), 0..30),
+        cutoffs in prop::collection::vec(0..10_u32, 1..4),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let place = tempdir().unwrap();
+            let books = books(place.path());
+            let facts: Vec<_> = calls.iter().zip(0..).map(|(&(run, account, ago, _), number)| Fact {
+                account: format!("acct-{account}"),
+                ..call(&format!("run-{run}"), &format!("{number}"), at("12:00:00") - ago * DAY)
+            }).collect();
+            books.record(&facts).await.unwrap();
+            let charged = facts.iter().zip(&calls).filter(|(_, call)| call.3);
+            books.take(charged.map(|(fact, _)| said(fact, 5)).collect()).await.unwrap();
+            let before = days(&books).await;
+            for ago in cutoffs {
+                let cutoff = at("12:00:00") - ago * DAY;
+                for run in books.old_runs(cutoff, None).await.unwrap().runs {
+                    books.delete_run(&run, cutoff).await.unwrap();
+                }
+                let after = days(&books).await.into_iter();
+                let after: Vec<_> = after.map(|day| DayBill { deleted_calls: 0, ..day }).collect();
+                prop_assert_eq!(&after, &before);
+            }
+            for run in 0..4 {
+                let run = format!("run-{run}");
+                let all = facts.iter().filter(|fact| fact.run == run).count() as u64;
+                let left = books.summary(&run).await.unwrap().calls;
+                prop_assert!(left == 0 || left == all, "{} of {} calls", left, all);
+            }
+            Ok(())
+        })?;
+    }
+}
+
+fn call(run: &str, name: &str, settled: SystemTime) -> Fact {
+    Fact { run: run.to_owned(), ..fact(&format!("{run}-{name}"), settled) }
+}
+
+fn said(fact: &Fact, amount: u64) -> billing::Notice {
+    billing::Notice { run: Some(fact.run.clone()), ..notice(&fact.call_id, amount) }
+}
+
+async fn days(books: &Books) -> Vec<DayBill> {
+    books.days(SystemTime::UNIX_EPOCH, at("23:59:59") + DAY, None).await.unwrap()
+}
+
+fn count(place: &TempDir, table: &str) -> u32 {
+    let file = Connection::open(place.path().join("state.db")).unwrap();
+    file.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
+}
