@@ -181,16 +181,16 @@ impl Relay {
         &self.settings.judge.extract
     }
 
-    /// Tells why a grant gets no further run that has a branch; none where it does. Blocks.
+    /// Tells why no further run that has a branch may begin: of a grant or, without one, of this machine's operator. None
+    /// where one may. Blocks.
     ///
     /// # Errors
     /// The outbox does not work.
-    pub fn is_full(&self, grant: &str) -> Result<Option<String>, Error> {
+    pub fn is_full(&self, grant: Option<&str>) -> Result<Option<String>, Error> {
         let most = &self.settings.judge.kept;
-        let whose = [
-            (Some(grant), "this grant", most.grant_works, most.grant_bytes),
-            (None, "this host", most.works, most.bytes),
-        ];
+        let of_grant =
+            grant.map(|grant| (Some(grant), "this grant", most.grant_works, most.grant_bytes));
+        let whose = of_grant.into_iter().chain([(None, "this host", most.works, most.bytes)]);
         for (grant, who, works, bytes) in whose {
             let kept = self.outbox.kept(grant)?;
             if kept.works >= works || kept.bytes >= bytes {

@@ -4,7 +4,7 @@ mod setup;
 mod verify;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -65,16 +65,20 @@ pub enum Command {
         id: String,
     },
     /// Remove rows of what is delivered, directories that no row names, and mirrors that nobody uses; held work and kept
-    /// workspaces stay
+    /// workspaces stay, unless something says how old they may be
     Sweep {
         #[command(flatten)]
         state: StateDir,
+
+        /// Throw away held and failed work, and workspaces that were left, that are older than `kept.age` of this file
+        #[arg(long, value_name = "FILE", env = "COGNI_RELAY_CONFIG")]
+        relay_config: Option<PathBuf>,
 
         /// What is younger stays
         #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = crate::cli::flags::time)]
         older_than: Duration,
 
-        /// Throw away held and failed work, and workspaces that were left, that are older, too
+        /// Throw away held and failed work, and workspaces that were left, that are older than this
         #[arg(long, value_name = "DURATION", value_parser = crate::cli::flags::time)]
         kept_older_than: Option<Duration>,
     },
@@ -115,20 +119,10 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             write!(out, "{}", rules.as_str())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Sweep { state, older_than, kept_older_than } => {
-            let outbox = open(&state)?;
-            let before = kept_older_than.and_then(|age| SystemTime::now().checked_sub(age));
-            if let Some(before) = before {
-                let kept = outbox.expire(before)?;
-                writeln!(out, "thrown away: {kept} that were held, had failed or were left")?;
-            }
-            let swept = sweep::sweep(&state.path(), &outbox, older_than)?;
-            let sweep::Swept { delivered, works, mirrors } = swept;
-            writeln!(
-                out,
-                "removed: {delivered} delivered, {works} directories, {mirrors} mirrors"
-            )?;
-            Ok(ExitCode::SUCCESS)
+        Command::Sweep { state, relay_config, older_than, kept_older_than } => {
+            let configured = relay_config.as_deref().map(setup::judge_config).transpose()?;
+            let age = kept_older_than.or(configured.map(|config| config.kept.age));
+            sweep(&state, (older_than, age), out)
         }
         Command::Apply { state, id, print } => apply(&state, &id, print, out),
         Command::Verify(args) => Ok(status(verify::run(&args, out)?)),
@@ -138,6 +132,23 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn sweep(
+    state: &StateDir,
+    (older_than, kept_older_than): (Duration, Option<Duration>),
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let outbox = open(state)?;
+    let before = kept_older_than.and_then(|age| SystemTime::now().checked_sub(age));
+    if let Some(before) = before {
+        let kept = outbox.expire(before)?;
+        writeln!(out, "thrown away: {kept} that were held, had failed or were left")?;
+    }
+    let swept = sweep::sweep(&state.path(), &outbox, older_than)?;
+    let sweep::Swept { delivered, works, mirrors } = swept;
+    writeln!(out, "removed: {delivered} delivered, {works} directories, {mirrors} mirrors")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn show_all(
@@ -160,9 +171,11 @@ fn show_all(
         if shown.is_empty() && desks.is_empty() {
             writeln!(out, "everything is delivered")?;
         }
-        let Kept { works, bytes } = outbox.kept(None)?;
-        if works > 0 {
-            writeln!(out, "kept: {works}, with {bytes} bytes")?;
+        let kept = outbox.kept(None)?;
+        if let Some(age) = kept.age() {
+            let days = age.as_secs() / SECONDS_PER_DAY;
+            let Kept { works, bytes, .. } = kept;
+            writeln!(out, "kept: {works}, with {bytes} bytes, for {days} days at most")?;
         }
     }
     let is_well = shown.iter().all(|job| job.step == Step::Done);
@@ -344,3 +357,5 @@ fn status(is_well: bool) -> ExitCode {
 
 /// What is said of a run that has left something, and did not end by itself.
 const GONE: &str = "its run was ended with its process, and what it has left is not taken out yet";
+
+const SECONDS_PER_DAY: u64 = 24 * 60 * 60;

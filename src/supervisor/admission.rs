@@ -136,7 +136,7 @@ impl Supervisor {
             return Ok(());
         }
         let grant = wanted.grant.clone();
-        match spawn_blocking(move || relay.is_full(&grant)).await {
+        match spawn_blocking(move || relay.is_full(Some(&grant))).await {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(why))) => Err(Refused::WorkspacesFull(why)),
             Ok(Err(error)) => Err(Refused::Outbox(error.to_string())),

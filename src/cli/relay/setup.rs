@@ -136,8 +136,7 @@ impl Setup {
             format!("`{}` cannot be made; choose another `--state-dir`", state.display())
         })?;
         let judge = match &self.relay_config {
-            Some(path) => judge::Config::parse(&read(path)?)
-                .with_context(|| format!("`{}`", path.display()))?,
+            Some(path) => judge_config(path)?,
             None => judge::Config::default(),
         };
         let signing_key = match given(keys.signing) {
@@ -242,6 +241,14 @@ fn written(state: &Path) -> anyhow::Result<PathBuf> {
         bail!("`{}` is not UTF-8; choose another `--state-dir`", real.display());
     }
     Ok(real)
+}
+
+/// Reads a file of rules and limits.
+///
+/// # Errors
+/// The file cannot be read, or is not what it should be.
+pub(super) fn judge_config(path: &Path) -> anyhow::Result<judge::Config> {
+    judge::Config::parse(&read(path)?).with_context(|| format!("`{}`", path.display()))
 }
 
 /// What signs statements and logs: as for the gateway, else what is kept with them.

@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use crate::catalog::Entry;
 use crate::cli::relay::{Keys, Setup};
 use crate::config::default_state;
+use crate::delivery::Relay;
 use crate::relay::BranchKey;
 use crate::relay::branch_key::Sources;
 use crate::relay::repository::Repository;
@@ -114,10 +115,11 @@ impl Wanted {
     /// Makes the branch the run's. `keys` are secrets that must not be in anybody's work.
     ///
     /// # Errors
-    /// Another run has it, or it cannot be looked up.
+    /// Another run has it, it cannot be looked up, or too much of earlier runs' work is kept.
     pub(super) async fn target(self, agent: Option<&Entry>, keys: Keys) -> anyhow::Result<Target> {
         let Self { repository, key, args } = self;
         let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), keys)?);
+        check_kept(&relay)?;
         if let Some(agent) = agent {
             relay.tell_idle(&agent.name, agent.relay.as_ref());
         }
@@ -130,4 +132,25 @@ impl Wanted {
             None => target,
         })
     }
+}
+
+/// Tells how much of earlier runs' work is kept on this machine, which bounds how many may leave more.
+fn check_kept(relay: &Relay) -> anyhow::Result<()> {
+    if let Some(why) = relay.is_full(None)? {
+        bail!(
+            "no run with a branch can begin: {why}; `cogni-gateway relay status` lists them, and \
+             `cogni-gateway relay discard ID` or `relay sweep --kept-older-than AGE` makes room"
+        );
+    }
+    let kept = relay.outbox().kept(None)?;
+    if let Some(age) = kept.age() {
+        let oldest = humantime::format_duration(Duration::from_secs(age.as_secs()));
+        tracing::warn!(
+            works = kept.works,
+            bytes = kept.bytes,
+            oldest = %oldest,
+            "work of earlier runs is kept; see `cogni-gateway relay status`"
+        );
+    }
+    Ok(())
 }

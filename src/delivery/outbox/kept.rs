@@ -3,11 +3,11 @@
 //! How much that is, agents choose. So it is counted for each grant and in all, and has an age.
 
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rusqlite::params;
 
-use super::job::millis;
+use super::job::{instant, millis};
 use super::{Error, Outbox};
 use crate::base::tree;
 
@@ -18,6 +18,15 @@ pub struct Kept {
     pub works: u64,
     /// What they took on their disk when they were put away.
     pub bytes: u64,
+    /// When the first of them was put away.
+    pub oldest: Option<SystemTime>,
+}
+
+impl Kept {
+    /// Returns how long the first of them has been kept.
+    pub fn age(&self) -> Option<Duration> {
+        self.oldest.map(|oldest| oldest.elapsed().unwrap_or_default())
+    }
 }
 
 impl Outbox {
@@ -26,13 +35,14 @@ impl Outbox {
     /// # Errors
     /// As every call.
     pub fn kept(&self, grant: Option<&str>) -> Result<Kept, Error> {
-        let sum = "SELECT count(*), coalesce(sum(bytes), 0) FROM (
-                 SELECT grant_id, bytes FROM job WHERE step IN ('held', 'failed')
-                 UNION ALL SELECT grant_id, bytes FROM desk WHERE remains IS NOT NULL
+        let sum = "SELECT count(*), coalesce(sum(bytes), 0), min(since) FROM (
+                 SELECT grant_id, bytes, updated AS since FROM job WHERE step IN ('held', 'failed')
+                 UNION ALL SELECT grant_id, bytes, created FROM desk WHERE remains IS NOT NULL
              ) WHERE ?1 IS NULL OR grant_id = ?1";
         let read = |row: &rusqlite::Row<'_>| {
             let (works, bytes) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
-            Ok(Kept { works: works.cast_unsigned(), bytes: bytes.cast_unsigned() })
+            let oldest = row.get::<_, Option<i64>>(2)?.map(instant);
+            Ok(Kept { works: works.cast_unsigned(), bytes: bytes.cast_unsigned(), oldest })
         };
         Ok(self.connection().query_row(sum, [grant], read)?)
     }

@@ -22,7 +22,10 @@ fn held_work_is_shown_and_applied() {
     let (code, said) = relay(&state, place.path(), &["status"]);
     assert_eq!(code, 1);
     let (said, kept) = said.split_once("kept: ").unwrap();
-    assert!(kept.starts_with("1, with "), "{kept}");
+    assert!(
+        kept.starts_with("1, with ") && kept.ends_with(" bytes, for 0 days at most\n"),
+        "{kept}"
+    );
     insta::assert_snapshot!(said.replace(&id, "ID"), @r"
     ID held: sandbox/task-1 of https://github.com/acme/site.git, from run run-1
         `.github/workflows/ci.yml`: it runs with the repository's secrets
@@ -101,6 +104,53 @@ fn a_sweep_removes_nothing_that_is_held() {
     assert_eq!((code, said.as_str()), (0, "removed: 0 delivered, 0 directories, 0 mirrors\n"));
     let work = place.path().join("work");
     assert_eq!(relay(&state, &work, &["apply", &id]).0, 0);
+}
+
+/// L5: where a file says how old kept work may be, a sweep goes by that.
+#[test]
+fn a_sweep_with_the_relays_rules_throws_away_what_is_kept_too_long() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let rules = place.path().join("relay.toml");
+    let sweep = |age: &str| {
+        fs::write(&rules, format!("[kept]\nage = \"{age}\"\n")).unwrap();
+        relay(&state, place.path(), &["sweep", "--relay-config", &rules.display().to_string()]).1
+    };
+    let removed = "removed: 0 delivered, 0 directories, 0 mirrors\n";
+    let thrown = "that were held, had failed or were left";
+    assert_eq!(sweep("1h"), format!("thrown away: 0 {thrown}\n{removed}"));
+    assert_eq!(sweep("0s"), format!("thrown away: 1 {thrown}\n{removed}"));
+    assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
+}
+
+/// L5: a run of the command line, too, tells how much is kept, and does not begin where that is too much.
+#[test]
+fn a_run_with_a_branch_does_not_begin_where_too_much_is_kept() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, id) = held(&place);
+    let rules = place.path().join("relay.toml");
+    let run = |works: u32| {
+        fs::write(&rules, format!("[kept]\nworks = {works}\n")).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+            .args(["run", "--repo", "file:///nowhere", "--branch-key", "task-2"])
+            .args(["--billing-account-id", "acct-1", "--relay-config"])
+            .arg(&rules)
+            .args(["--", "true"])
+            .env("COGNI_STATE_DIR", &state)
+            .env("COGNI_RUN_DIR", place.path())
+            .env("LITELLM_MASTER_KEY", "sk-real")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = run(1);
+    let count = regex::Regex::new("with [0-9]+ bytes").unwrap();
+    insta::assert_snapshot!(count.replace(&said, "with N bytes"), @"error: no run with a branch can begin: this host keeps 1 works that are held, have failed or were left, with N bytes; 1 and 137438953472 are allowed; `cogni-gateway relay status` lists them, and `cogni-gateway relay discard ID` or `relay sweep --kept-older-than AGE` makes room");
+    let said = run(2);
+    assert!(said.contains("work of earlier runs is kept") && said.contains("works=1"), "{said}");
+    assert!(!said.contains("no run with a branch can begin"), "{said}");
+    assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 0);
 }
 
 /// L6: a credential that is given twice, or half, is refused before anything is done.
