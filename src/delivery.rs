@@ -171,6 +171,11 @@ impl Relay {
         &self.outbox
     }
 
+    /// Returns the directory of what outlives a run.
+    pub fn state_dir(&self) -> &Path {
+        &self.settings.state
+    }
+
     /// This machine's git, for whoever takes work out of a workspace with it.
     pub fn git(&self) -> &Git {
         &self.git

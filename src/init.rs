@@ -27,7 +27,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use bridge::Bridge;
-use options::{Invocation, Options};
+use options::{Gateway, Invocation, Options};
 use slot::Host;
 use socket::RunSocket;
 use supervisor::Supervisor;
@@ -84,8 +84,13 @@ fn prepare() -> Result<Supervisor, Failure> {
 /// In this order, so that the agent finds everything ready: the socket answers, the port listens, then the agent runs.
 fn go_on(supervisor: &Supervisor, options: &Options, host: Option<&Host>) -> Result<u8, Failure> {
     let socket = RunSocket::new(&options.socket).map_err(Failure::socket)?;
-    socket.wait_until_it_answers(options.socket_timeout).map_err(Failure::socket)?;
-    let listener = listener::bind(options.listen)?;
+    let listener = match options.gateway {
+        Gateway::Bridged => {
+            socket.wait_until_it_answers(options.socket_timeout).map_err(Failure::socket)?;
+            Some(listener::bind(options.listen)?)
+        }
+        Gateway::None => None,
+    };
     let bridge = Bridge::new(listener, socket);
     let agent = agent::start(options)?;
     Ok(supervisor.run(bridge, agent, options, host))

@@ -112,6 +112,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         volumes: vec![],
         socket_dir: sock,
         init: None,
+        has_gateway: true,
     };
     let place = Place {
         max_files: u64::MAX,

@@ -77,6 +77,7 @@ impl Ours {
             volumes: vec![],
             socket_dir: PathBuf::new(),
             init: Some(concat!(env!("OUT_DIR"), "/cogni-init").into()),
+            has_gateway: true,
         };
         let run_dir = path.join("r");
         let order = Order {

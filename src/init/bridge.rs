@@ -23,7 +23,8 @@ use super::socket::{RunSocket, sleep};
 use connection::{Connection, Next, Side};
 
 pub(crate) struct Bridge {
-    listener: OwnedFd,
+    /// None where nothing is to be bridged.
+    listener: Option<OwnedFd>,
     socket: RunSocket,
     connections: Vec<Option<Connection>>,
     /// Connections with something to do, each once.
@@ -40,7 +41,7 @@ pub(crate) struct Bridge {
 }
 
 impl Bridge {
-    pub(crate) fn new(listener: OwnedFd, socket: RunSocket) -> Self {
+    pub(crate) fn new(listener: Option<OwnedFd>, socket: RunSocket) -> Self {
         Self {
             listener,
             socket,
@@ -86,7 +87,8 @@ impl Bridge {
     fn wait(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
         let time = time.map(|time| Timespec::try_from(time).expect("options end at 10000 hours"));
         // A listener with connections that there is no room for would be ready all the time.
-        let listens = !self.accepting && self.has_room();
+        let may_accept = !self.accepting && self.has_room();
+        let listener = self.listener.as_ref().filter(|_| may_accept);
         let open = self.connections.iter().enumerate();
         let open = open.filter_map(|(index, connection)| Some((index, connection.as_ref()?)));
         let ends = open.flat_map(|(index, connection)| {
@@ -99,7 +101,7 @@ impl Bridge {
             polled.push(PollFd::new(socket, flags));
         }
         polled.extend(guests.iter().map(|guest| PollFd::from_borrowed_fd(*guest, PollFlags::IN)));
-        polled.extend(listens.then(|| PollFd::new(&self.listener, PollFlags::IN)));
+        polled.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         self.events.clear();
         match poll(&mut polled, time.as_ref()) {
             // Somebody looked at us with a debugger, or stopped and continued us.
@@ -162,10 +164,11 @@ impl Bridge {
     }
 
     fn next_client(&mut self) -> Result<OwnedFd, Errno> {
-        match self.waiting.take() {
-            Some(client) => Ok(client),
-            None => net::accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC),
+        if let Some(client) = self.waiting.take() {
+            return Ok(client);
         }
+        let listener = self.listener.as_ref().ok_or(Errno::AGAIN)?;
+        net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
     }
 
     /// The client, which is dropped, sees its connection closed. Said once, however often the agent tries.

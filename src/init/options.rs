@@ -12,6 +12,7 @@ pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     /// The run's socket.
     pub(crate) socket: PathBuf,
+    pub(crate) gateway: Gateway,
     /// How long the socket may take to answer.
     pub(crate) socket_timeout: Duration,
     /// When the agent is ended, whoever else has forgotten it.
@@ -28,6 +29,13 @@ pub(crate) struct Options {
     pub(crate) env: Vec<OsString>,
     /// The agent's program and its arguments; at least the program.
     pub(crate) argv: Vec<OsString>,
+}
+
+/// Whether there is anything at the run's socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gateway {
+    Bridged,
+    None,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,6 +57,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
     let mut options = Options {
         listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
         socket: PathBuf::from("/llm-sock/llm.sock"),
+        gateway: Gateway::Bridged,
         socket_timeout: Duration::from_secs(5),
         max_runtime: None,
         grace: Duration::from_secs(2),
@@ -73,6 +82,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
             "--listen" => options.listen = address(name, &value()?)?,
             "--socket" => options.socket = PathBuf::from(value()?),
             "--socket-timeout" => options.socket_timeout = duration(name, &value()?)?,
+            "--no-gateway" => options.gateway = Gateway::None,
             "--max-runtime" => options.max_runtime = Some(duration(name, &value()?)?),
             "--grace" => options.grace = duration(name, &value()?)?,
             "--env" => options.env.push(variable(value()?)?),
@@ -139,6 +149,7 @@ Options:
   --listen ADDRESS       where the agent finds its LLM [default: 127.0.0.1:8080]
   --socket PATH          the run's socket [default: /llm-sock/llm.sock]
   --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
+  --no-gateway           there is no such socket: listen nowhere, and start the agent at once
   --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
   --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
   --env NAME=VALUE       a variable for the agent; it wins over one of our own

@@ -242,11 +242,11 @@ impl Posted {
         source: Source<'_>,
     ) -> Relayed {
         let Target { relay, begun, wants_pull_request, .. } = &self.target;
-        let extractor = Extractor::new(driver, order, relay.git(), relay.limits().time);
         let mut desk = self.desk.clone();
         desk.plan.facts.spent = source.run.ledger.spent();
         let words = (*wants_pull_request && source.is_ok).then_some(source.words);
         let delivering = async {
+            let extractor = Extractor::of_relay(driver, order, relay)?;
             match Box::pin(taking::take_out(relay, &extractor, &desk, words)).await? {
                 Taken::Work(job) => {
                     let (lease, audit) = (&begun.lease, &source.run.audit);

@@ -242,6 +242,7 @@ impl Request {
             volumes: mem::take(&mut self.volumes),
             socket_dir: PathBuf::new(),
             init,
+            has_gateway: true,
         })
     }
 

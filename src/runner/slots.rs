@@ -245,6 +245,7 @@ impl Pool {
                 volumes: vec![],
                 socket_dir: directory.socket_dir(),
                 init: Some(init.clone()),
+                has_gateway: true,
             },
             stamp: Stamp { owner, run_dir: directory.parent(), deadline },
             directory: directory.path().to_owned(),

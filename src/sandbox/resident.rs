@@ -242,6 +242,7 @@ mod tests {
             volumes: vec![],
             socket_dir: "/run".into(),
             init: Some("/cogni-init".into()),
+            has_gateway: true,
         }
     }
 }

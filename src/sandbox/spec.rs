@@ -42,6 +42,8 @@ pub struct RunSpec {
     /// `cogni-init` on this machine, which becomes the sandbox's first process. Without it the engine's own does,
     /// and there is no bridge to the run's socket but what the image brings.
     pub init: Option<PathBuf>,
+    /// Whether a gateway serves the run's socket. Without one, `cogni-init` makes no bridge, and starts the program at once.
+    pub has_gateway: bool,
 }
 
 /// Where the programs of a sandbox come from. Whatever it is, nothing is ever written to it.

@@ -177,6 +177,7 @@ fn spec() -> RunSpec {
         volumes: vec![],
         socket_dir: PathBuf::from("/run/cogni/run-1/sock"),
         init: None,
+        has_gateway: true,
     }
 }
 

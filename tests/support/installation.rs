@@ -75,6 +75,7 @@ impl Place {
             volumes: vec![],
             socket_dir: PathBuf::new(),
             init: Some(engine::init().into()),
+            has_gateway: true,
         }
     }
 

@@ -1,4 +1,8 @@
 //! Git in a sandbox that has the agent's workspace, read-only, and nobody else in it.
+//!
+//! Git reads what an agent has written. Should that make git do what the agent wants, it is as confined as the agent was: by
+//! the same profile of system calls, and behind `cogni-init`'s filter and its rules for Landlock. It makes no unix socket,
+//! and writes nowhere but in memory.
 
 use std::fs;
 use std::io;
@@ -11,13 +15,14 @@ use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep_until};
 
+use crate::delivery::Relay;
 use crate::relay::artifact::Spool;
 use crate::relay::extract::{Command, OWN_REPOSITORY, make_repository};
 use crate::relay::{Artifacts, Git, Sha};
 use crate::runner::directory::make_socket_dir;
 use crate::sandbox::output::{Output, Stream};
 use crate::sandbox::spec::{Access, Limits, Mount, Root, Workspace};
-use crate::sandbox::{self, Cause, Driver, RunSpec, embedded};
+use crate::sandbox::{self, Cause, Driver, First, RunSpec, embedded};
 
 /// Where the work is taken out: a sandbox like the agent's, and this machine's programs if they can be had.
 pub(super) struct Extractor {
@@ -30,8 +35,32 @@ pub(super) struct Extractor {
 }
 
 impl Extractor {
-    /// Of a run that is over, and whose workspace is a directory. All that is asked takes no more than `time`.
-    pub(super) fn new(driver: &Driver, order: &sandbox::Order, git: &Git, time: Duration) -> Self {
+    /// Makes one for a run that is over, and whose workspace is a directory. All that is asked takes no more than the relay
+    /// gives it.
+    ///
+    /// # Errors
+    /// The sandbox's first process cannot be written to the relay's directory.
+    pub(super) fn of_relay(
+        driver: &Driver,
+        order: &sandbox::Order,
+        relay: &Relay,
+    ) -> anyhow::Result<Self> {
+        let init = if let Some(path) = &order.spec.init {
+            path.clone()
+        } else {
+            // The agent's image brings a bridge of its own; git needs none.
+            let first = First::BuiltIn { directory: relay.state_dir().to_owned() };
+            first.file()?.context("the built-in cogni-init has no file")?
+        };
+        Ok(Self::new(driver, order, relay.git(), (init, relay.limits().time)))
+    }
+
+    fn new(
+        driver: &Driver,
+        order: &sandbox::Order,
+        git: &Git,
+        (init, time): (PathBuf, Duration),
+    ) -> Self {
         let spec = &order.spec;
         // This machine's git is the one that the rest of the relay uses, and no image needs one then.
         let can_embed = rustix::process::geteuid().is_root();
@@ -50,7 +79,8 @@ impl Extractor {
             workspace: read_only(&spec.workspace),
             mounts: vec![],
             volumes: vec![],
-            init: None,
+            init: Some(init),
+            has_gateway: false,
             // Git has nothing to bring to an end, and what it was made to start has no claim to time.
             grace: Duration::ZERO,
             ..spec.clone()
@@ -210,6 +240,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+    use crate::sandbox::spec::oci::{self, Place};
     use crate::sandbox::spec::{HOSTS, Stamp};
 
     /// L3, R5: who takes work out has no way to the run's gateway, nothing that the run was shown, and no grace.
@@ -234,13 +265,15 @@ mod tests {
             volumes: vec![],
             socket_dir: run.join("sock"),
             init: Some(own("cogni-init")),
+            has_gateway: true,
         };
         let owner = sandbox::Owner::this().expect("it is there");
         let (run_dir, deadline) = (place.path().to_owned(), SystemTime::now());
         let order =
             sandbox::Order { spec, stamp: Stamp { owner, run_dir, deadline }, directory: run };
         let git = Git::find(&own("home")).expect("there is a git");
-        let extractor = Extractor::new(&driver, &order, &git, Duration::from_mins(2));
+        let given = (own("cogni-init"), Duration::from_mins(2));
+        let extractor = Extractor::new(&driver, &order, &git, given);
         let command = Command {
             argv: vec!["git".to_owned()],
             env: vec![],
@@ -258,8 +291,39 @@ mod tests {
         let targets: Vec<_> =
             spec.mounts.iter().map(|mount| (&*mount.target, mount.access)).collect();
         assert_eq!(targets, [(Path::new(OWN_REPOSITORY), Access::ReadOnly)]);
-        assert_eq!((spec.grace, &spec.init, spec.env.len()), (Duration::ZERO, &None, 0));
+        assert_eq!((spec.grace, spec.env.len()), (Duration::ZERO, 0));
+        assert_eq!((&spec.init, spec.has_gateway), (&Some(own("cogni-init")), false));
+        let program = git.program().display().to_string();
+        let expected = [
+            "/cogni-init",
+            "--max-runtime",
+            "100s",
+            "--no-gateway",
+            "--write",
+            "/dev/shm",
+            "--write",
+            "/run",
+            "--write",
+            "/tmp",
+            "--",
+            &program,
+        ];
+        assert_eq!(started_with(spec), expected);
         let path = own("workspace");
         assert_eq!(spec.workspace, Workspace::Directory { path, access: Access::ReadOnly });
+    }
+
+    /// The first process of a sandbox, and its arguments.
+    fn started_with(spec: &RunSpec) -> Vec<String> {
+        let place = Place {
+            root: "/root".into(),
+            programs: vec![],
+            max_files: 1024,
+            cgroup: None,
+            is_rootless: false,
+        };
+        let made = serde_json::to_value(oci::config(spec, &place)).expect("it is JSON");
+        let args = made["process"]["args"].as_array().expect("it has arguments").iter();
+        args.filter_map(|argument| Some(argument.as_str()?.to_owned())).collect()
     }
 }

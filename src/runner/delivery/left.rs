@@ -152,6 +152,7 @@ async fn take_out(relay: &Arc<Relay>, desk: &Desk) -> anyhow::Result<Taken> {
         volumes: vec![],
         socket_dir: directory.socket_dir(),
         init: None,
+        has_gateway: false,
     };
     let order = sandbox::Order {
         spec,
@@ -159,7 +160,8 @@ async fn take_out(relay: &Arc<Relay>, desk: &Desk) -> anyhow::Result<Taken> {
         directory: directory.path().to_owned(),
     };
     let driver = Driver::Embedded(embedded::Settings::default());
-    let extractor = Extractor::new(&driver, &order, relay.git(), relay.limits().time);
+    let owner = relay.clone();
+    let extractor = spawn_blocking(move || Extractor::of_relay(&driver, &order, &owner)).await??;
     let taken = Box::pin(taking::take_out(relay, &extractor, desk, None)).await?;
     if let Taken::Work(job) = &taken {
         relay.found(job).await?;

@@ -67,6 +67,9 @@ impl RunSpec {
     fn options(&self) -> Vec<String> {
         let after = (self.limits.max_runtime + self.grace + WATCHDOG_DELAY).as_secs();
         let mut options = vec!["--max-runtime".to_owned(), format!("{after}s")];
+        if !self.has_gateway {
+            options.push("--no-gateway".to_owned());
+        }
         for place in self.writable() {
             options.extend(["--write".to_owned(), place]);
         }

@@ -1,6 +1,7 @@
 //! What the agent cannot do, because its first process has seen to that.
 
 use super::Sandbox;
+use crate::support::sandboxed::landlock;
 
 /// perl-base is in every Debian; its errors are errno's.
 const TRY: &str = r#"
@@ -37,6 +38,28 @@ fn the_agent_makes_no_unix_socket() {
             let line = format!("{name}: Operation not permitted\n");
             assert!(ended.stdout.contains(&line), "{}", ended.stdout);
         }
+    }
+}
+
+/// L3, R3: what takes an agent's work out has no gateway, and is behind the same filter and the same rules for files.
+#[test]
+fn what_has_no_gateway_is_confined_all_the_same() {
+    let sandbox = Sandbox::without_gateway();
+    let (own, other) = (sandbox.path("own"), sandbox.path("other"));
+    for directory in [&own, &other] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    let options = ["--no-gateway", "--write", &own];
+    let mut command = sandbox.command(&options, &["perl", "-e", TRY]);
+    let ended = super::Ended::of(&mut command);
+    assert!(ended.stdout.starts_with("unix: Operation not permitted\n"), "{}", ended.stdout);
+    let script = format!("touch {own}/made && touch {other}/made");
+    let ended = sandbox.script(&options, &script);
+    let is_made = |directory: &str| std::path::Path::new(directory).join("made").exists();
+    assert!(is_made(&own), "{}", ended.stderr);
+    if landlock() >= 2 {
+        assert_ne!(ended.code, Some(0));
+        assert!(!is_made(&other));
     }
 }
 

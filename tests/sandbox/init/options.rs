@@ -51,6 +51,7 @@ fn help_and_version_are_printed() {
       --listen ADDRESS       where the agent finds its LLM [default: 127.0.0.1:8080]
       --socket PATH          the run's socket [default: /llm-sock/llm.sock]
       --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
+      --no-gateway           there is no such socket: listen nowhere, and start the agent at once
       --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
       --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
       --env NAME=VALUE       a variable for the agent; it wins over one of our own
@@ -93,6 +94,23 @@ fn a_socket_that_does_not_answer_is_told_before_the_agent_starts() {
     cogni-init: nobody listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and see whether it still runs
     cogni-init: nobody listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and see whether it still runs
     ");
+}
+
+/// R4: where there is no gateway, nothing waits for one, and nothing listens.
+#[test]
+fn without_a_gateway_the_agent_starts_at_once() {
+    let sandbox = Sandbox::without_gateway();
+    let script = format!(
+        "use IO::Socket::INET;
+         print IO::Socket::INET->new('{}') ? 'somebody listens' : \"nobody: $!\"",
+        sandbox.address
+    );
+    let options = ["--no-gateway", "--socket-timeout=10000h"];
+    let ended = Ended::of(&mut sandbox.command(&options, &["perl", "-e", &script]));
+    let said = (ended.code, &*ended.stdout, &*ended.stderr);
+    assert_eq!(said, (Some(0), "nobody: Connection refused", ""));
+    let ended = sandbox.script(&["--no-gateway"], "exit 7");
+    assert_eq!(ended.code, Some(7), "{}", ended.stderr);
 }
 
 #[test]
