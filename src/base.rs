@@ -13,6 +13,7 @@ pub mod json;
 pub mod memory;
 pub mod metrics;
 pub mod network;
+pub mod path_mask;
 pub mod rope;
 pub mod secret;
 pub mod socket;

@@ -16,6 +16,7 @@ mod conduct;
 mod delivering;
 mod ending;
 mod lock;
+mod masking;
 mod models;
 mod past;
 mod recovery;
@@ -39,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::app::Seats;
 use crate::audit::{PublicKey, SigningKey};
 use crate::base::drain::Drain;
+use crate::base::path_mask::PathMask;
 use crate::base::secret::Secret;
 use crate::billing::Books;
 use crate::catalog::Catalog;
@@ -116,6 +118,8 @@ struct Shared {
     grants: Grants,
     books: Books,
     relay: ArcSwapOption<Relay>,
+    /// The paths of this machine, which are not told to callers.
+    path_mask: ArcSwap<PathMask>,
     residents: Residents,
     stock: Stock,
     models: Models,
@@ -144,6 +148,7 @@ impl Supervisor {
         tell_idle(relay.as_deref(), &catalog);
         let public_key = *SigningKey::new(Some(&settings.signing_key))?.public();
         let stock = Stock::new(&settings, &config, &catalog);
+        let path_mask = masking::path_mask(&settings, &config, &catalog);
         let supervisor = Self(Arc::new(Shared {
             public_key,
             config: ArcSwap::from_pointee(config),
@@ -153,6 +158,7 @@ impl Supervisor {
             grants,
             books,
             relay: ArcSwapOption::new(relay),
+            path_mask: ArcSwap::from_pointee(path_mask),
             residents: Residents::new(&Shelf::of(&settings.state_dir), terms(&settings)),
             stock,
             models: Models::default(),
@@ -219,6 +225,8 @@ impl Supervisor {
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
         self.0.seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
         tell_idle(relay.as_deref(), &catalog);
+        let path_mask = masking::path_mask(&self.0.settings, &config, &catalog);
+        self.0.path_mask.store(Arc::new(path_mask));
         self.0.config.store(Arc::new(config));
         self.0.catalog.store(Arc::new(catalog));
         self.0.relay.store(relay);

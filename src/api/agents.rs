@@ -65,7 +65,9 @@ impl Api {
         let catalog = self.supervisor.catalog();
         let mut listed = Vec::with_capacity(catalog.entries().len());
         for entry in catalog.entries() {
-            listed.push(Listed::new(entry, &self.availability.of(entry).await));
+            let mut agent = Listed::new(entry, &self.availability.of(entry).await);
+            agent.reason = agent.reason.map(|reason| self.supervisor.masked(&reason));
+            listed.push(agent);
         }
         listed
     }

@@ -105,7 +105,11 @@ fn writable(directory: &Path) -> Result<(), String> {
         let written = file.write_all(&vec![0; ROOM]);
         fs::remove_file(&probe).and(written)
     });
-    tried.map_err(|error| format!("`{}` cannot be written: {error}", directory.display()))
+    tried.map_err(|error| {
+        let path = directory.display();
+        tracing::warn!(%path, %error, "a directory of the service cannot be written");
+        format!("its directory cannot be written: {error}")
+    })
 }
 
 /// Bytes that have to be writable.

@@ -112,7 +112,8 @@ pub(super) async fn relay(
     At(id): At<String>,
 ) -> Result<Json<Relay>, Error> {
     let row = readable(&api, &caller, &id).await?;
-    let deliveries = jobs(&api, row).await?.iter().map(Delivery::of).collect();
+    let jobs = jobs(&api, row).await?;
+    let deliveries = jobs.iter().map(|job| Delivery::of(job, &api)).collect();
     Ok(Json(Relay { deliveries }))
 }
 
@@ -221,7 +222,7 @@ pub(super) fn gone(error: io::Error, what: &str) -> Error {
 }
 
 impl Delivery {
-    fn of(job: &Job) -> Self {
+    fn of(job: &Job, api: &Api) -> Self {
         Self {
             id: job.id.clone(),
             branch: job.order.branch().to_string(),
@@ -230,7 +231,7 @@ impl Delivery {
             head: job.head.map(|head| head.to_string()),
             is_pushed: job.is_pushed,
             pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
-            why: job.error.clone(),
+            why: job.error.as_deref().map(|why| api.supervisor.masked(why)),
         }
     }
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::conduct::Failed;
-use super::{Shared, Supervisor, Wanted, ending};
+use super::{Shared, Supervisor, Wanted};
 use crate::base::{db, disk};
 use crate::catalog;
 use crate::grant;
@@ -168,10 +168,10 @@ impl Supervisor {
                 }
                 Turn::Cancelled => {
                     let done = Err(Failed::Cancelled);
-                    shared.end(&mut shared.bill(&feed), ending::of(done, &feed)).await;
+                    shared.end(&mut shared.bill(&feed), shared.ended(done, &feed)).await;
                 }
                 Turn::Refused(why) => {
-                    shared.end(&mut shared.bill(&feed), ending::of(Err(why), &feed)).await;
+                    shared.end(&mut shared.bill(&feed), shared.ended(Err(why), &feed)).await;
                 }
                 Turn::Left => shared.journal.part(&feed),
             }
@@ -216,7 +216,11 @@ impl Shared {
     fn check(&self, wanted: &Wanted, run: &str) -> Result<String, Refused> {
         let catalog = self.catalog.load();
         catalog.find(&wanted.agent)?;
-        let invalid = |error: anyhow::Error| Refused::Invalid(format!("{error:#}"));
+        let invalid = |error: anyhow::Error| {
+            let mut why = format!("{error:#}");
+            self.mask(run, &mut why);
+            Refused::Invalid(why)
+        };
         let line = wanted.line(run).map_err(|error| Refused::Invalid(error.to_string()))?;
         if line.is_some() && self.relay.load().is_none() {
             return Err(Refused::Invalid(

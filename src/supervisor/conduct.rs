@@ -111,9 +111,24 @@ impl Shared {
                 Err(error) => tracing::info!(run = feed.run(), "the run has not begun: {error:#}"),
                 Ok(_) => (),
             }
-            self.end(&mut bill, ending::of(done, feed)).await;
+            self.end(&mut bill, self.ended(done, feed)).await;
         };
         tokio::join!(run, self.journal.keep(feed));
+    }
+
+    /// The end that is written down of a run, as its caller may read it.
+    pub(super) fn ended(&self, mut done: Result<RunResult, Failed>, feed: &Feed) -> Ended {
+        match &mut done {
+            Ok(result) => {
+                self.mask_result(result);
+                ending::of_result(result, feed)
+            }
+            Err(failed) => {
+                let (code, mut message) = (failed.code(), failed.to_string());
+                self.mask(feed.run(), &mut message);
+                ending::failed(code, &message, feed)
+            }
+        }
     }
 
     pub(super) fn bill(&self, feed: &Feed) -> Bill {

@@ -58,10 +58,13 @@ impl Shared {
 
     async fn end_delivered(&self, mut bill: Bill) {
         let feed = bill.feed().clone();
-        let delivered = match self.relay.load_full() {
+        let mut delivered = match self.relay.load_full() {
             Some(relay) => self.delivered(&relay, feed.run()).await,
             None => None,
         };
+        if let Some(delivered) = &mut delivered {
+            self.mask_delivered(feed.run(), delivered);
+        }
         if let Some(Delivered { id, step, .. }) = &delivered {
             tracing::info!(run = feed.run(), relay = id, step, "delivered");
         }

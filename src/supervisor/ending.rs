@@ -2,17 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::conduct::Failed;
 use crate::delivery::Delivered;
 use crate::journal::{Ended, Feed, Kind};
 use crate::runner::{Envelope, RunResult};
-
-pub(super) fn of(done: Result<RunResult, Failed>, feed: &Feed) -> Ended {
-    match done {
-        Ok(result) => of_result(result, feed),
-        Err(error) => failed(error.code(), &error.to_string(), feed),
-    }
-}
 
 /// A run that has no result.
 pub(super) fn failed(code: &str, message: &str, feed: &Feed) -> Ended {
@@ -54,7 +46,7 @@ fn without_result(code: &str, message: &str, result: Value) -> Ended {
     }
 }
 
-fn of_result(mut result: RunResult, feed: &Feed) -> Ended {
+pub(super) fn of_result(result: &mut RunResult, feed: &Feed) -> Ended {
     let (stdout, stderr) = (std::mem::take(&mut result.stdout), std::mem::take(&mut result.stderr));
     let mut words = vec![];
     if let Some(answer) = result.agent.as_ref().and_then(answer)
@@ -67,7 +59,7 @@ fn of_result(mut result: RunResult, feed: &Feed) -> Ended {
         words.push((Kind::Error, json!({"code": code, "message": message})));
     }
     words.push((Kind::Done, json!({"exit_code": result.exit_code})));
-    let mut whole = serde_json::to_value(&result).expect("a result has texts as keys");
+    let mut whole = serde_json::to_value(&*result).expect("a result has texts as keys");
     if let Value::Object(fields) = &mut whole {
         fields.remove("stdout");
         fields.remove("stderr");

@@ -6,6 +6,7 @@ mod chat;
 mod crowd;
 mod document;
 mod gone;
+mod host_paths;
 mod operate;
 mod refusal;
 mod reload;

@@ -1,0 +1,124 @@
+//! Masks paths of this machine in texts that go to people elsewhere.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use memchr::memmem;
+
+/// The paths that are masked, with all that is below them.
+#[derive(Clone, Debug, Default)]
+pub struct PathMask {
+    /// The longest first, so that a path is masked as a whole.
+    paths: Vec<String>,
+}
+
+impl PathMask {
+    /// Masks these paths, and what they are where they are symbolic links. The root of the file system is never masked.
+    pub fn new<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Self {
+        let mut all: Vec<_> = paths.into_iter().flat_map(|path| spellings(path.as_ref())).collect();
+        all.sort_unstable_by(|one, other| other.len().cmp(&one.len()).then(one.cmp(other)));
+        all.dedup();
+        Self { paths: all }
+    }
+
+    /// Returns the text with [`MASK`] in place of each of the paths, and of what follows it as a part of the path.
+    pub fn mask<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let mut masked = Cow::Borrowed(text);
+        for path in &self.paths {
+            if let Some(without) = mask_one(path, &masked) {
+                masked = Cow::Owned(without);
+            }
+        }
+        masked
+    }
+}
+
+/// Returns the text without the path; none where the text does not have it.
+fn mask_one(path: &str, text: &str) -> Option<String> {
+    let (mut masked, mut from) = (String::new(), 0);
+    for at in memmem::find_iter(text.as_bytes(), path) {
+        let (before, rest) = (&text[..at], &text[at + path.len()..]);
+        let begins = !before.ends_with(|c| is_of_a_name(c) && c != '/');
+        let ends = !rest.starts_with(|c| is_of_a_name(c) && c != '/');
+        if at < from || !begins || !ends {
+            continue;
+        }
+        masked.push_str(&text[from..at]);
+        masked.push_str(MASK);
+        let length = rest.find(|c| !is_of_a_name(c)).unwrap_or(rest.len());
+        from = at + path.len() + length;
+    }
+    (from > 0).then(|| masked + &text[from..])
+}
+
+/// Whether a character is taken for a part of a path. A name with others is masked up to the first of them.
+fn is_of_a_name(c: char) -> bool {
+    c.is_alphanumeric() || "/._-+@%=~".contains(c)
+}
+
+/// A path as it is given, and as the file system knows it.
+fn spellings(path: &Path) -> Vec<String> {
+    let real = path.canonicalize().ok();
+    let absolute = std::path::absolute(path).ok();
+    let all: [Option<PathBuf>; 3] = [Some(path.to_owned()), absolute, real];
+    let texts =
+        all.into_iter().flatten().filter_map(|path| path.into_os_string().into_string().ok());
+    let texts = texts.map(|text| text.trim_end_matches('/').to_owned());
+    texts.filter(|text| text.starts_with('/')).collect()
+}
+
+/// What stands in place of a path.
+pub const MASK: &str = "[host path]";
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_path_is_masked_with_all_that_is_below_it() {
+        let mask = PathMask::new(["/srv/state/", "/srv", "/", "/run/cogni"]);
+        for (text, masked) in [
+            ("cannot use `/srv/state/work/1/bundle`: full", "cannot use `[host path]`: full"),
+            ("/srv/state", "[host path]"),
+            ("'/srv/state/a b'", "'[host path] b'"),
+            ("fatal: /run/cogni/x.lock: /run/cogni: no", "fatal: [host path]: [host path]: no"),
+            // Others, whose names only begin or end as these do.
+            (
+                "/srvs/state and /run/cogni-2 and /a/run/cogni",
+                "/srvs/state and /run/cogni-2 and /a/run/cogni",
+            ),
+            (
+                "/workspace/src and / and file:///srv/git",
+                "/workspace/src and / and file://[host path]",
+            ),
+        ] {
+            assert_eq!(mask.mask(text), masked);
+        }
+        assert!(matches!(mask.mask("nothing of it"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_link_is_masked_by_both_of_its_names() {
+        let place = tempfile::tempdir().expect("there is a place for it");
+        let (real, link) = (place.path().join("real"), place.path().join("link"));
+        std::fs::create_dir(&real).expect("made");
+        std::os::unix::fs::symlink(&real, &link).expect("made");
+        let mask = PathMask::new([&link]);
+        let text = format!("{} is {}", link.display(), real.display());
+        assert_eq!(mask.mask(&text), "[host path] is [host path]");
+    }
+
+    proptest! {
+        /// Wherever a path stands by itself, it is gone; and masking again changes nothing.
+        #[test]
+        fn no_path_is_left(before in "[ -~äö€\n]{0,40}", after in "[ -~äö€\n]{0,40}") {
+            let mask = PathMask::new(["/srv/state", "/srv/state/deep/er"]);
+            let text = format!("{before} `/srv/state/deep/er` and `/srv/state`: {after}");
+            let masked = mask.mask(&text).into_owned();
+            prop_assert!(!masked.contains(" `/srv/state"));
+            prop_assert_eq!(mask.mask(&masked), masked.as_str());
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Texts for callers, without the paths of this machine: those are the operator's, and stand in the log.
+
+use std::path::{Path, PathBuf};
+
+use super::{Settings, Shared, Supervisor};
+use crate::base::path_mask::PathMask;
+use crate::catalog::Catalog;
+use crate::config::Config;
+use crate::delivery::Delivered;
+use crate::runner::RunResult;
+use crate::runner::delivery::Relayed;
+use crate::sandbox::First;
+
+/// Returns the mask of all paths of this machine that the service knows of.
+pub(super) fn path_mask(settings: &Settings, config: &Config, catalog: &Catalog) -> PathMask {
+    let host = &settings.host;
+    let init = match &host.init {
+        First::Given(path) => Some(path.as_path()),
+        First::BuiltIn { directory } => Some(directory.as_path()),
+        First::None => None,
+    };
+    let own = [&*settings.state_dir, &*host.run_dir, &*host.docker_socket, Path::new(GROUPS)];
+    let roots = catalog.entries().filter_map(|entry| entry.rootfs.as_deref());
+    let files = config.files.iter().map(PathBuf::as_path);
+    PathMask::new(own.into_iter().chain(init).chain(files).chain(roots))
+}
+
+impl Supervisor {
+    /// Returns a text as a caller may read it.
+    pub fn masked(&self, text: &str) -> String {
+        self.0.path_mask.load().mask(text).into_owned()
+    }
+}
+
+impl Shared {
+    /// Masks a text that a run's caller will read. The log has it as it was.
+    pub(super) fn mask(&self, run: &str, text: &mut String) {
+        let masked = self.path_mask.load().mask(text).into_owned();
+        if masked != *text {
+            tracing::warn!(run, text, "a text is told without the paths in it");
+            *text = masked;
+        }
+    }
+
+    pub(super) fn mask_result(&self, result: &mut RunResult) {
+        if let Some(error) = &mut result.error {
+            self.mask(&result.run_id, error);
+        }
+        match &mut result.relay {
+            Some(Relayed::Delivered(delivered)) => self.mask_delivered(&result.run_id, delivered),
+            Some(Relayed::Not { why, .. }) => self.mask(&result.run_id, why),
+            Some(Relayed::Skipped { .. }) | None => (),
+        }
+    }
+
+    /// Leaves out what is of use on this machine only: lines and places for its operator, who has them by `relay status`.
+    pub(super) fn mask_delivered(&self, run: &str, delivered: &mut Delivered) {
+        delivered.apply = None;
+        delivered.workspace = None;
+        delivered.audit = None;
+        let texts = delivered.reasons.iter_mut();
+        let texts = texts.chain(&mut delivered.why).chain(&mut delivered.statement);
+        texts.for_each(|text| self.mask(run, text));
+    }
+}
+
+/// Where the kernel shows groups of processes, whose names are this machine's.
+const GROUPS: &str = "/sys/fs/cgroup";

@@ -1,0 +1,100 @@
+//! A3: what goes wrong on this machine is told to a tenant without the paths of this machine, which stand in the log.
+
+use std::fs;
+use std::path::Path;
+
+use cogni_gateway::catalog;
+use serde_json::{Value, json};
+
+use super::asked;
+use crate::support::service::{Grant, Place, Service};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
+    let place = Place::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir_all(&agents).unwrap();
+    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let root = format!("rootfs = \"{}/no-root\"\nargv = ", place.path().display());
+    let rootless = entry.replace("\"sandbox:agent\"", "\"sandbox:rootless\"");
+    let rootless = rootless.replacen("argv = ", &root, 1);
+    fs::write(agents.join("sandbox-rootless.toml"), rootless).unwrap();
+    fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let service = place.start();
+    let tenant = place.grant(&["--repo", "http://127.0.0.1:9/*"]);
+    let (mut with_branch, mut rootless) = (asked("fake"), asked("fake"));
+    with_branch["repo"] = json!("http://127.0.0.1:9/acme/site");
+    with_branch["branchKey"] = json!("task-1");
+    rootless["agent"] = json!("sandbox:rootless");
+    let state = place.state_dir();
+    let texts = Texts { place: &place, service: &service, tenant: &tenant };
+    texts.look("nothing", &asked("fake"), None).await;
+    texts.look("no remote", &with_branch, None).await;
+    texts.look("no root", &rootless, None).await;
+    texts.look("no run directory", &asked("fake"), Some(&place.run_dir())).await;
+    texts.look("no audit logs", &asked("fake"), Some(&state.join("audit"))).await;
+    texts.look("no mirrors", &with_branch, Some(&state.join("mirrors"))).await;
+    for entry in fs::read_dir(&state).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_string_lossy().starts_with("cogni-init-") {
+            texts.look("no first process", &asked("fake"), Some(&path)).await;
+        }
+    }
+    let said = service.process.said();
+    assert!(said.contains("a text is told without the paths in it"), "{said}");
+    assert!(said.contains(&*state.join("audit").to_string_lossy()), "the log has it: {said}");
+    place.stop(service);
+}
+
+/// All that a tenant is told.
+struct Texts<'a> {
+    place: &'a Place,
+    service: &'a Service,
+    tenant: &'a Grant,
+}
+
+impl Texts<'_> {
+    /// Asks for a run while something else stands where a file or directory of the service should be.
+    async fn look(&self, name: &str, ask: &Value, gone: Option<&Path>) {
+        let away = gone.map(|path| (path, path.with_extension("away")));
+        if let Some((path, away)) = &away {
+            if path.exists() {
+                fs::rename(path, away).unwrap();
+            }
+            // Neither can be made in its place.
+            if path.to_string_lossy().contains("cogni-init-") {
+                fs::create_dir_all(path.join("in-the-way")).unwrap();
+            } else {
+                fs::write(path, "").unwrap();
+            }
+        }
+        let begun = self.tenant.post("/api/v1/runs", ask).await;
+        self.check(name, begun.text());
+        if begun.status.is_success() {
+            let run = begun.json()["id"].as_str().unwrap().to_owned();
+            let row = self.tenant.ended(&run).await;
+            self.check(name, &row.to_string());
+            for path in ["events", "relay", "audit", "output", "artifacts"] {
+                self.check(
+                    name,
+                    self.tenant.get(&format!("/api/v1/runs/{run}/{path}")).await.text(),
+                );
+            }
+        }
+        for path in ["/api/v1/ai/agents?all=1", "/readyz"] {
+            self.check(name, self.service.get(path).await.text());
+        }
+        if let Some((path, away)) = &away {
+            if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+            if away.exists() {
+                fs::rename(away, path).unwrap();
+            }
+        }
+    }
+
+    fn check(&self, name: &str, text: &str) {
+        let place = self.place.path().display().to_string();
+        assert!(!text.contains(&place), "{name}: {text}");
+    }
+}
