@@ -20,6 +20,7 @@
 
 pub mod chain;
 mod clock;
+mod fields;
 mod file;
 mod flood;
 mod key;

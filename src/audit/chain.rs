@@ -82,7 +82,7 @@ impl Chain {
         lines.extend_from_slice(R::EVENT.as_bytes());
         lines.push(b'"');
         let fields = lines.len();
-        serde_json::to_writer(&mut *lines, record).expect("a record has string keys, a Vec room");
+        record.append_json(lines);
         // The fields came as an object of their own; its braces give way to the line's.
         lines[fields] = b',';
         lines.pop();

@@ -10,12 +10,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use super::fields;
 use crate::budget::{Amount, Nanodollars, Usage};
 
 /// Something that happened and has a name; what the log can hold.
 pub trait Record: Serialize {
     /// The `event` of the line.
     const EVENT: &'static str;
+
+    /// Appends the record as a JSON object: what serde makes of it, by whatever way.
+    fn append_json(&self, line: &mut Vec<u8>) {
+        serde_json::to_writer(line, self).expect("a record has string keys, a Vec room");
+    }
 }
 
 /// Written when a process starts serving a run, and again when a restart resumes it.
@@ -280,10 +286,18 @@ impl Record for Crowd {
 
 impl Record for Admitted<'_> {
     const EVENT: &'static str = "request.admitted";
+
+    fn append_json(&self, line: &mut Vec<u8>) {
+        fields::append_admitted(self, line);
+    }
 }
 
 impl Record for Settled<'_> {
     const EVENT: &'static str = "request.settled";
+
+    fn append_json(&self, line: &mut Vec<u8>) {
+        fields::append_settled(self, line);
+    }
 }
 
 impl Record for Refused<'_> {
@@ -348,9 +362,13 @@ pub(super) fn short_option<S: Serializer>(
 /// Milliseconds to three places: nobody reads nanoseconds, and they would cost ten bytes a line.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
 fn micros<S: Serializer>(milliseconds: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(rounded_milliseconds(*milliseconds))
+}
+
+pub(super) fn rounded_milliseconds(milliseconds: f64) -> f64 {
     let rounded = (milliseconds * 1000.0).round() / 1000.0;
     // JSON has no infinity; what serde would write instead could not be read back.
-    serializer.serialize_f64(if rounded.is_finite() { rounded } else { 0.0 })
+    if rounded.is_finite() { rounded } else { 0.0 }
 }
 
 #[expect(clippy::ref_option, reason = "the signature serde asks for")]

@@ -49,6 +49,28 @@ impl Nanodollars {
         u64::try_from(nanodollars).ok().map(Self)
     }
 
+    /// Appends the amount as it is shown, without what formatting costs.
+    pub fn append_to(self, text: &mut Vec<u8>) {
+        text.extend_from_slice(itoa::Buffer::new().format(self.0 / Self::PER_DOLLAR).as_bytes());
+        let (digits, length) = self.fraction();
+        text.extend_from_slice(&digits[..length]);
+    }
+
+    /// The point and the digits after it, and how many of these bytes are shown.
+    fn fraction(self) -> ([u8; 10], usize) {
+        let mut digits = *b".000000000";
+        let mut rest = self.0 % Self::PER_DOLLAR;
+        let mut length = 0;
+        for place in (1..digits.len()).rev() {
+            digits[place] = b"0123456789"[(rest % 10) as usize];
+            rest /= 10;
+            if length == 0 && digits[place] != b'0' {
+                length = place + 1;
+            }
+        }
+        (digits, length)
+    }
+
     pub fn is_zero(&self) -> bool {
         self.0 == 0
     }
@@ -104,17 +126,9 @@ impl<'de> Deserialize<'de> for Nanodollars {
 
 impl Display for Nanodollars {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (whole, fraction) = (self.0 / Self::PER_DOLLAR, self.0 % Self::PER_DOLLAR);
-        if fraction == 0 {
-            return write!(f, "{whole}");
-        }
-        let mut fraction = fraction;
-        let mut width = 9;
-        while fraction % 10 == 0 {
-            fraction /= 10;
-            width -= 1;
-        }
-        write!(f, "{whole}.{fraction:0width$}")
+        let (digits, length) = self.fraction();
+        let fraction = str::from_utf8(&digits[..length]).expect("digits are ASCII");
+        write!(f, "{}{fraction}", self.0 / Self::PER_DOLLAR)
     }
 }
 
@@ -166,10 +180,18 @@ mod tests {
 
     #[test]
     fn an_amount_is_shown_in_dollars() {
-        for (nanodollars, text) in
-            [(0, "0"), (50_250, "0.00005025"), (2_000_000_000, "2"), (1_500_000_000, "1.5")]
-        {
+        for (nanodollars, text) in [
+            (0, "0"),
+            (1, "0.000000001"),
+            (50_250, "0.00005025"),
+            (2_000_000_000, "2"),
+            (1_500_000_000, "1.5"),
+            (u64::MAX, "18446744073.709551615"),
+        ] {
             assert_eq!(Nanodollars(nanodollars).to_string(), text);
+            let mut appended = vec![];
+            Nanodollars(nanodollars).append_to(&mut appended);
+            assert_eq!(appended, text.as_bytes());
         }
     }
 }

@@ -4,6 +4,7 @@ mod chain;
 mod command;
 mod crash;
 mod faults;
+mod fields;
 mod tail;
 mod writing;
 
