@@ -60,7 +60,10 @@ pub struct Config {
     /// Without one, a key is made that lives as long as the process.
     #[serde(skip)]
     pub signing_key: Option<Secret>,
-    /// Records between two signed checkpoints; 0 signs only the end.
+    /// The longest time that a record goes without a signed checkpoint after it; 0 sets no such limit.
+    #[serde(with = "humantime_serde")]
+    pub checkpoint_interval: Duration,
+    /// The most records without one; 0 sets no such limit. Without both limits, only the end is signed.
     pub checkpoint_every: u64,
     /// Bytes of one run's log. At the limit nothing more of that run is admitted.
     pub max_bytes: u64,
@@ -133,7 +136,9 @@ impl Default for Config {
             durability: Durability::default(),
             sync_every: Duration::from_millis(50),
             signing_key: None,
-            checkpoint_every: 256,
+            // Ours: a signature costs as much as two calls, and a thousand busy runs make a hundred a second.
+            checkpoint_interval: Duration::from_secs(10),
+            checkpoint_every: 4096,
             // A million calls. Ours: an agent makes a thousand.
             max_bytes: 1024 * 1024 * 1024,
             allow_budget_reset: false,

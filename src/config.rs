@@ -196,6 +196,7 @@ impl Config {
             ("upstream.pool_idle_timeout", self.upstream.pool_idle_timeout),
             ("policy.body_timeout", self.policy.body_timeout),
             ("audit.sync_every", self.audit.sync_every),
+            ("audit.checkpoint_interval", self.audit.checkpoint_interval),
             ("drain_timeout", self.drain_timeout),
         ];
         match times.into_iter().find(|(_, given)| *given > LONGEST) {

@@ -5,6 +5,9 @@
 //! [`flush`](Log::flush), so a request costs one system call. Handing the record to a writer thread
 //! would cost two context switches instead (`src/manual/decisions/0004`).
 //!
+//! Checkpoints are signed by the flush that finds the oldest unsigned record too old, so that hardly a call waits for a
+//! signature: only a log with very many records since the last one has the next call sign it.
+//!
 //! **Invariant:** the buffer holds whole records that continue the file. An admission that did not
 //! get into the file leaves the buffer and the chain as if it had never been tried; everything else
 //! stays until it is written.
@@ -18,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
+use tokio::time::timeout_at;
 
 use super::chain::{Chain, Head, MAX_UNSETTLED};
 use super::clock::Clock;
@@ -32,6 +36,7 @@ use super::recover::{self, Scan, Torn};
 use super::refusals::Refusals;
 use super::sync::Syncer;
 use super::{Config, Durability, Error};
+use crate::base::time::MAX_TIME;
 use crate::base::unix::Peer;
 use crate::budget::Amount;
 
@@ -81,10 +86,13 @@ struct State {
     failing: bool,
     key: SigningKey,
     public_key: String,
+    checkpoint_interval: Duration,
     checkpoint_every: u64,
     max_bytes: u64,
     /// The record up to which the log is signed.
     signed: u64,
+    /// When the first record after that one was made; it means nothing where there is none.
+    unsigned_since: Option<Instant>,
     peers: Peers,
     refusals: Refusals,
     /// Admissions that have no settlement yet.
@@ -126,6 +134,7 @@ impl Log {
         let tail = Tail::new(Arc::clone(&file), scan.whole_bytes);
         let mut state = State::new(tail, scan.chain, key, &started.run);
         let recovered = state.take_up(&scan, torn.as_ref(), started);
+        state.checkpoint_interval = config.checkpoint_interval.min(MAX_TIME);
         state.checkpoint_every = config.checkpoint_every;
         state.max_bytes = config.max_bytes;
         state.write().map_err(failed)?;
@@ -207,15 +216,19 @@ impl Log {
         }
     }
 
-    /// Waits until there is something to flush, so that an idle run wakes nobody.
+    /// Waits until there is something to flush or to sign, so that an idle run wakes nobody.
     pub async fn unflushed(&self) {
-        match &self.0 {
-            Some(open) => open.unflushed.notified().await,
-            None => std::future::pending().await,
+        let Some(open) = &self.0 else { return std::future::pending().await };
+        let due = open.state().checkpoint_due();
+        let notified = open.unflushed.notified();
+        match due {
+            Some(due) => timeout_at(due.into(), notified).await.unwrap_or_default(),
+            None => notified.await,
         }
     }
 
-    /// Writes what is buffered. What cannot be written stays for the next time.
+    /// Signs what has waited for that long enough, and writes what is buffered. What cannot be written stays for the next
+    /// time.
     pub fn flush(&self) {
         if let Some(open) = &self.0 {
             open.flush(false);
@@ -265,6 +278,7 @@ impl Open {
     fn flush(&self, all: bool) {
         let mut state = self.state();
         state.record_floods(all);
+        state.sign_if_overdue();
         if state.peers.is_counting() || state.refusals.is_counting() {
             self.unflushed.notify_one();
         }
@@ -312,9 +326,11 @@ impl State {
             public_key: key.public().to_string(),
             key,
             // The records of taking up stay together; the first checkpoint comes after them.
+            checkpoint_interval: Duration::ZERO,
             checkpoint_every: 0,
             max_bytes: u64::MAX,
             signed: chain.next() - 1,
+            unsigned_since: None,
             peers: Peers::default(),
             refusals: Refusals::default(),
             unsettled: 0,
@@ -349,7 +365,7 @@ impl State {
             return Err(Error::Full { limit: self.max_bytes });
         }
         // Signed first, so that the admission is the last record and can be taken back.
-        self.sign_if_due();
+        self.sign_if_many();
         let before = self.chain;
         let start = self.lines.len();
         self.append(record);
@@ -385,16 +401,38 @@ impl State {
     }
 
     fn append<R: Record>(&mut self, record: &R) {
-        self.sign_if_due();
+        self.sign_if_many();
+        if self.unsigned() == 0 {
+            self.unsigned_since = Some(Instant::now());
+        }
         let head = Head { time: self.clock.now(), run: &self.run };
         self.chain.append(&mut self.lines, head, record);
     }
 
-    fn sign_if_due(&mut self) {
-        let unsigned = self.chain.next() - 1 - self.signed;
-        if self.checkpoint_every > 0 && unsigned >= self.checkpoint_every {
+    /// The number of records after the last checkpoint.
+    fn unsigned(&self) -> u64 {
+        self.chain.next() - 1 - self.signed
+    }
+
+    fn sign_if_many(&mut self) {
+        if self.checkpoint_every > 0 && self.unsigned() >= self.checkpoint_every {
             self.sign();
         }
+    }
+
+    fn sign_if_overdue(&mut self) {
+        // A disk that takes nothing would be given ever more to write.
+        if !self.failing && self.checkpoint_due().is_some_and(|due| due <= Instant::now()) {
+            self.sign();
+        }
+    }
+
+    /// When the oldest record without a signature needs one.
+    fn checkpoint_due(&self) -> Option<Instant> {
+        if self.unsigned() == 0 || self.checkpoint_interval.is_zero() {
+            return None;
+        }
+        self.unsigned_since.map(|since| since + self.checkpoint_interval)
     }
 
     fn sign(&mut self) {

@@ -1,5 +1,7 @@
 //! What the chain finds: everything.
 
+use std::time::Duration;
+
 use cogni_gateway::audit::PublicKey;
 use cogni_gateway::audit::chain::{Chain, Head, MAX_UNSETTLED, Why};
 use cogni_gateway::audit::read::{Broken, MAX_LINE};
@@ -239,6 +241,55 @@ fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
     }
 }
 
+/// G11: a record waits for a signature no longer than it may; whoever flushes makes it, and a log without new records wakes nobody.
+#[tokio::test]
+async fn what_is_unsigned_for_too_long_is_signed_by_a_flush() {
+    let place = Place::new();
+    // Any record has waited for so long by the next flush.
+    let soon = Config { checkpoint_interval: Duration::from_nanos(1), ..config(&place.log()) };
+    let (log, _) = Log::open(&soon, &started()).unwrap();
+    for call in 1..=3 {
+        let call = call.to_string();
+        log.admitted(&admitted(&call)).await.unwrap();
+        log.settled(&settled(&call));
+        log.unflushed().await;
+        log.flush();
+        let report = place.verify();
+        assert_eq!(report.signatures.last, Some(report.records), "all of it is signed");
+    }
+    let signed = place.bytes();
+    for _ in 0..10 {
+        log.flush();
+    }
+    assert_eq!(place.bytes(), signed, "a signature needs none itself");
+    // The notice of the last settlement may still be there; after it there is nothing to wait for.
+    let _ = is_ready(log.unflushed());
+    assert!(!is_ready(log.unflushed()));
+
+    // What was only admitted is told of by the time alone.
+    log.admitted(&admitted("4")).await.unwrap();
+    log.unflushed().await;
+    log.flush();
+    assert_eq!(place.verify().signatures.last, Some(place.verify().records));
+}
+
+/// G11: until then calls are not signed one by one.
+#[test]
+fn what_is_not_unsigned_for_long_is_not_signed_by_a_flush() {
+    let place = Place::new();
+    let later = Config { checkpoint_interval: Duration::from_hours(1), ..config(&place.log()) };
+    let never = Config { checkpoint_interval: Duration::ZERO, ..config(&place.log()) };
+    for config in [later, never] {
+        let (log, _) = Log::open(&config, &started()).unwrap();
+        for call in 0..100 {
+            at_once(log.admitted(&admitted(&call.to_string()))).unwrap();
+            log.settled(&settled(&call.to_string()));
+            log.flush();
+        }
+    }
+    assert_eq!(place.verify().signatures.checkpoints, 0);
+}
+
 /// G11: intact links are not enough where the meaning is wrong.
 #[test]
 fn a_chained_record_that_makes_no_sense_is_found() {
@@ -294,6 +345,11 @@ fn a_reader_needs_bounded_memory_whatever_the_file_holds() {
     });
     let found = check(&many).unwrap_err();
     assert_eq!((found.seq, found.why), (MAX_UNSETTLED as u64 + 1, Why::Unsettled));
+}
+
+/// Whether the future is ready when it is asked once.
+fn is_ready(future: impl Future) -> bool {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
 /// Chains records without a file; also says how many lines that made.

@@ -131,7 +131,8 @@ fn grouped_admissions_do_not_wait() {
 #[test]
 fn a_recorded_call_does_not_allocate() {
     let place = Place::new();
-    let (log, _) = place.open();
+    let signed = Config { checkpoint_every: 256, ..config(&place.log()) };
+    let (log, _) = Log::open(&signed, &started()).unwrap();
     let calls = |count: u64| {
         for _ in 0..count {
             at_once(log.admitted(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"))).unwrap();
@@ -165,6 +166,6 @@ fn configuration_is_read_from_toml_and_unknown_keys_are_refused() {
     .unwrap();
     assert_eq!(config.durability, Durability::Group);
     assert_eq!(config.sync_every.as_millis(), 20);
-    assert_eq!(config.checkpoint_every, 256);
+    assert_eq!((config.checkpoint_interval.as_secs(), config.checkpoint_every), (10, 4096));
     assert!(toml::from_str::<Config>("fsync = true").is_err());
 }
