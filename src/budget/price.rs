@@ -2,11 +2,17 @@
 //!
 //! The table only enforces budgets; what is billed is LiteLLM's to say. Its digest stands in the
 //! audit, so that an old charge can be computed again.
+//!
+//! The table that is built in is `config/prices.toml` as the compiler likes it: to read the text would be half of what a
+//! start costs.
 
+mod built_in;
+
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::{fs, io};
 
 use serde::Deserialize;
@@ -16,14 +22,23 @@ use super::usage::{Tokens, Usage};
 use crate::base::hex;
 
 /// Prices by model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Prices {
-    version: String,
-    digest: String,
-    models: BTreeMap<String, Arc<Price>>,
-    /// Names without their `*`, the longest first.
-    families: Vec<(String, Arc<Price>)>,
+    version: Cow<'static, str>,
+    digest: Cow<'static, str>,
+    models: Models,
     unknown: Unknown,
+}
+
+#[derive(Debug)]
+enum Models {
+    /// Those of [`built_in`], in its order, each from when it was first looked up.
+    BuiltIn(Box<[OnceLock<Arc<Price>>]>),
+    Read {
+        models: BTreeMap<String, Arc<Price>>,
+        /// Names without their `*`, the longest first.
+        families: Vec<(String, Arc<Price>)>,
+    },
 }
 
 /// Where the prices are, and what to do about a model that has none.
@@ -117,20 +132,28 @@ struct Written {
 }
 
 impl Prices {
-    /// The table that is built in: `config/prices.toml`.
-    pub const BUILT_IN: &'static str = include_str!("../../config/prices.toml");
-
     /// The table that the configuration names.
     ///
     /// # Errors
     /// The file cannot be read, or is no table of prices.
     pub fn load(config: &Config) -> Result<Self, Error> {
         let Some(path) = &config.file else {
-            return Self::read(Self::BUILT_IN, config.unknown.clone());
+            return Ok(Self::built_in(config.unknown.clone()));
         };
         let text = fs::read_to_string(path)
             .map_err(|source| Error::File { path: path.clone(), source })?;
         Self::read(&text, config.unknown.clone())
+    }
+
+    /// The table that is built in: `config/prices.toml`.
+    fn built_in(unknown: Unknown) -> Self {
+        let models = Models::BuiltIn(built_in::PRICES.iter().map(|_| OnceLock::new()).collect());
+        Self {
+            version: Cow::Borrowed(built_in::VERSION),
+            digest: Cow::Borrowed(built_in::DIGEST),
+            models,
+            unknown,
+        }
     }
 
     /// Reads a table.
@@ -144,7 +167,13 @@ impl Prices {
         };
         let mut families: Vec<_> = models.iter().filter_map(family).collect();
         families.sort_by_key(|(prefix, _)| Reverse(prefix.len()));
-        Ok(Self { version, digest: hex::sha256(text.as_bytes()), models, families, unknown })
+        let digest = hex::sha256(text.as_bytes()).into();
+        Ok(Self {
+            version: version.into(),
+            digest,
+            models: Models::Read { models, families },
+            unknown,
+        })
     }
 
     /// What a model's tokens cost, by the upstream's name of the model; `None` where nobody knows
@@ -183,9 +212,17 @@ impl Prices {
     }
 
     fn find_exactly(&self, model: &str) -> Option<Arc<Price>> {
-        let in_family = |(prefix, _): &&(String, Arc<Price>)| model.starts_with(prefix.as_str());
-        let family = || self.families.iter().find(in_family).map(|(_, price)| price);
-        self.models.get(model).or_else(family).cloned()
+        match &self.models {
+            Models::BuiltIn(prices) => {
+                let place = built_in::NAMES.binary_search(&model).ok()?;
+                Some(Arc::clone(prices[place].get_or_init(|| built_in::PRICES[place].into())))
+            }
+            Models::Read { models, families } => {
+                let in_family = |(prefix, _): &&(String, _)| model.starts_with(prefix.as_str());
+                let family = || families.iter().find(in_family).map(|(_, price)| price);
+                models.get(model).or_else(family).cloned()
+            }
+        }
     }
 }
 
@@ -239,6 +276,22 @@ impl Price {
 }
 
 impl Rates {
+    /// In the order of the fields.
+    const fn listed(rates: [u64; 8]) -> Self {
+        let [input, output, cache_read, cache_write, cache_write_1h, ..] = rates;
+        let [.., reasoning, audio_input, audio_output] = rates;
+        Self {
+            input,
+            output,
+            cache_read,
+            cache_write,
+            cache_write_1h,
+            reasoning,
+            audio_input,
+            audio_output,
+        }
+    }
+
     fn dearest_input(&self) -> u64 {
         let cached = self.cache_read.max(self.cache_write).max(self.cache_write_1h);
         self.input.max(cached).max(self.audio_input)
@@ -290,3 +343,77 @@ fn sum(parts: &[(Tokens, u64)]) -> Nanodollars {
 
 /// Prices are quoted for a million tokens.
 const MILLION: u128 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    /// G9: what is built in is what the file says, in the order in which it is looked up.
+    #[test]
+    fn the_table_that_is_built_in_is_the_files() {
+        let text = include_str!("../../config/prices.toml");
+        let source = source(text);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/budget/price/built_in.rs");
+        if std::env::var_os("UPDATE_PRICES").is_some() {
+            fs::write(path, &source).unwrap();
+        }
+        assert!(
+            source == fs::read_to_string(path).unwrap(),
+            "`config/prices.toml` has changed: run `UPDATE_PRICES=1 cargo nextest run --lib -E 'test(built_in)'`"
+        );
+
+        let read = Prices::read(text, Unknown::Reject).unwrap();
+        let built_in = Prices::built_in(Unknown::Reject);
+        assert_eq!((built_in.version(), built_in.digest()), (read.version(), read.digest()));
+        for name in built_in::NAMES {
+            assert_eq!(built_in.find(name), read.find(name), "{name}");
+            assert_eq!(built_in.find(&format!("{name}~")), None);
+        }
+    }
+
+    /// The table as the compiler likes it.
+    fn source(text: &str) -> String {
+        let File { version, models } = toml::from_str(text).unwrap();
+        assert!(!models.keys().any(|name| name.ends_with('*')), "no family can be built in yet");
+        let digest = hex::sha256(text.as_bytes());
+        let mut source = format!(
+            "//! The prices of `config/prices.toml`. A test of [`super`] writes this file.\n\n\
+             use super::{{Price, Rates, Tokens}};\n\n\
+             pub(super) const VERSION: &str = \"{version}\";\n\n\
+             pub(super) const DIGEST: &str = \"{digest}\";\n\n\
+             /// In the order of their bytes.\n#[rustfmt::skip]\n\
+             pub(super) static NAMES: &[&str] = &[\n"
+        );
+        for name in models.keys() {
+            writeln!(source, "    {name:?},").unwrap();
+        }
+        source += "];\n\n/// In the order of the names.\n#[rustfmt::skip]\npub(super) static PRICES: &[Price] = &[\n";
+        for price in models.values() {
+            let long = price.long.as_ref().map_or("None".to_owned(), |(threshold, rates)| {
+                format!("Some((Tokens({}), {}))", grouped(threshold.0), listed(rates))
+            });
+            writeln!(source, "    Price {{ base: {}, long: {long} }},", listed(&price.base))
+                .unwrap();
+        }
+        source + "];\n"
+    }
+
+    fn listed(rates: &Rates) -> String {
+        let Rates { input, output, cache_read, cache_write, cache_write_1h, .. } = *rates;
+        let Rates { reasoning, audio_input, audio_output, .. } = *rates;
+        let [input, output] = [input, output].map(grouped);
+        let caches = [cache_read, cache_write, cache_write_1h].map(grouped).join(", ");
+        let others = [reasoning, audio_input, audio_output].map(grouped).join(", ");
+        format!("Rates::listed([{input}, {output}, {caches}, {others}])")
+    }
+
+    /// A number in groups of three digits.
+    fn grouped(number: u64) -> String {
+        let digits = number.to_string();
+        let groups: Vec<_> =
+            digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+        groups.join("_")
+    }
+}
