@@ -73,9 +73,10 @@ fn told(error: &anyhow::Error) -> String {
     })
 }
 
-/// All commands with their flags.
+/// All commands. Each makes its flags when it is the one that is called, or whose help is asked for: to make those of all
+/// would be a quarter of what a start costs.
 pub fn command() -> Command {
-    let command = Command::new("cogni-gateway")
+    Command::new("cogni-gateway")
         .version(env!("CARGO_PKG_VERSION"))
         .about("One way out for untrusted agents: an LLM gateway on a unix socket per run")
         .subcommand_required(true)
@@ -117,22 +118,28 @@ pub fn command() -> Command {
             "Look at the runs of a served process, and change them",
         ))
         .subcommand(one::<health::Args>("health", "Ask a served socket whether it answers"))
-        .subcommand(provider::Args::augment_args(Command::new("provider")))
+        .subcommand(provider::command())
         .subcommand(many::<audit::Command>("audit", "Prove or read an audit log"))
         .subcommand(many::<grant::Command>("grant", "Say who may ask the service for what"))
-        .subcommand(many::<token::Command>("token", "Make run tokens, or look into them"));
-    without_values(command)
+        .subcommand(many::<token::Command>("token", "Make run tokens, or look into them"))
 }
 
 /// A command with flags. What it is for is said last: clap would take what the flags' own type says of itself.
 fn one<A: Args>(name: &'static str, about: &'static str) -> Command {
-    A::augment_args(Command::new(name)).about(about).long_about(None)
+    Command::new(name).about(about).defer(|command| augment(command, A::augment_args))
 }
 
 /// A command that is several.
 fn many<S: Subcommand>(name: &'static str, about: &'static str) -> Command {
-    let command = S::augment_subcommands(Command::new(name)).about(about).long_about(None);
-    command.subcommand_required(true).arg_required_else_help(true)
+    Command::new(name).about(about).defer(|command| {
+        let command = augment(command, S::augment_subcommands);
+        command.subcommand_required(true).arg_required_else_help(true)
+    })
+}
+
+fn augment(command: Command, flags: fn(Command) -> Command) -> Command {
+    let about = command.get_about().cloned().unwrap_or_default();
+    without_values(flags(command).about(about).long_about(None))
 }
 
 /// The help names variables, and does not say what is in them here.

@@ -12,6 +12,11 @@ use crate::app::compile;
 pub fn command() -> Command {
     Command::new("check")
         .about("Load a configuration, and say what is wrong with it")
+        .defer(arguments)
+}
+
+fn arguments(command: Command) -> Command {
+    command
         .after_help(
             "It knows words, rules and prices. Certificates, keys, agents, and what needs a restart are told by\nthe log of whoever serves. It takes the flags and variables of `cogni-gateway proxy`, too; the run's\nidentity and key may be left out.",
         )

@@ -27,6 +27,10 @@ use crate::config::{Config, SETTINGS};
 
 /// The command and its flags; it also takes those of `proxy`.
 pub fn command() -> Command {
+    Command::new("explain").about("Say what would become of a request, and why").defer(arguments)
+}
+
+fn arguments(command: Command) -> Command {
     let file = Arg::new("FILE")
         .required(true)
         .help("A request as it goes over the wire, or only its JSON body; `-` is standard input");
@@ -45,11 +49,7 @@ pub fn command() -> Command {
         .help("Also print the request that would go upstream");
     let json =
         Arg::new("JSON").long("json").action(ArgAction::SetTrue).help("Print all of it as JSON");
-    Command::new("explain")
-        .about("Say what would become of a request, and why")
-        .after_help(EXAMPLE)
-        .args([file, route, set, upstream, json])
-        .args(configuration_flags())
+    command.after_help(EXAMPLE).args([file, route, set, upstream, json]).args(configuration_flags())
 }
 
 /// Explains the request in the file. The exit code is 1 where it would be refused.

@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use clap::Command;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +32,12 @@ pub struct Args {
     /// File to append each request to, as a line of JSON when it has ended.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
+}
+
+pub fn command() -> Command {
+    Command::new("provider")
+        .about("Run a fake model provider for demos, tests and benches")
+        .defer(<Args as clap::Args>::augment_args)
 }
 
 /// Serves until a signal.

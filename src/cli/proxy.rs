@@ -18,8 +18,7 @@ use crate::config::{Config, SETTINGS};
 pub fn command() -> Command {
     Command::new("proxy")
         .about("Serve one run on a unix socket")
-        .after_help(EXAMPLE)
-        .args(flags::of(SETTINGS.iter()))
+        .defer(|command| command.after_help(EXAMPLE).args(flags::of(SETTINGS.iter())))
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.

@@ -24,8 +24,8 @@ use uuid::Uuid;
 use progress::Follower;
 use shown::{Place, Shown};
 
-use super::flags;
 use super::relay::Keys;
+use super::{flags, without_values};
 use crate::catalog::{Catalog, Stream};
 use crate::config::{Admin, Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
@@ -38,15 +38,18 @@ use repository::Asked;
 
 /// The command and its flags: its own, and one for each setting of the gateway.
 pub fn command() -> Command {
-    <Args as clap::Args>::augment_args(
-        Command::new("run").override_usage(USAGE).after_help(EXAMPLE).args(flags::of(settings())),
-    )
-    .about("Run one program or agent in a sandbox, with the gateway as its only way out")
-    .mut_arg("RUN_ID", |arg| arg.help("The run's id [default: a new one] [env: RUN_ID]"))
-    .mut_arg("ACCESS_LOG_PATH", |arg| {
-        arg.help("The access log, a file [default: off] [env: ACCESS_LOG_PATH]")
-    })
-    .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::AFTER_THE_END))
+    Command::new("run").about(ABOUT).defer(arguments)
+}
+
+fn arguments(command: Command) -> Command {
+    let command = command.override_usage(USAGE).after_help(EXAMPLE).args(flags::of(settings()));
+    without_values(<Args as clap::Args>::augment_args(command))
+        .about(ABOUT)
+        .mut_arg("RUN_ID", |arg| arg.help("The run's id [default: a new one] [env: RUN_ID]"))
+        .mut_arg("ACCESS_LOG_PATH", |arg| {
+            arg.help("The access log, a file [default: off] [env: ACCESS_LOG_PATH]")
+        })
+        .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::AFTER_THE_END))
 }
 
 #[derive(Debug, clap::Args)]
@@ -514,6 +517,8 @@ const UNDELIVERED: u8 = 3;
 
 /// How often a long run looks for what others have left.
 const SWEEP_EVERY: Duration = Duration::from_mins(5);
+
+const ABOUT: &str = "Run one program or agent in a sandbox, with the gateway as its only way out";
 
 const USAGE: &str = "\
 cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]...

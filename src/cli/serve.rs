@@ -16,8 +16,8 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::flags;
 use super::relay::Keys;
+use super::{flags, without_values};
 use crate::api::{Api, Limits, Listener, Proofs, Shares, Turns};
 use crate::app::{self, Seats, ServerSignals};
 use crate::base::db::Database;
@@ -38,9 +38,14 @@ use reload::{Bookkeeper, Reload};
 
 /// The command and its flags: its own, and one for each setting that is not about one run.
 pub fn command() -> Command {
-    // Last: flags that are put in bring their own words about themselves.
-    given::augment(Command::new("serve").after_help(EXAMPLE).args(flags::of(settings())))
-        .about("Serve agents, chats and runs over HTTP, for those who hold a grant")
+    Command::new("serve").about(ABOUT).defer(arguments)
+}
+
+fn arguments(command: Command) -> Command {
+    // The words about it come last: flags that are put in bring their own.
+    let command = given::augment(command.after_help(EXAMPLE).args(flags::of(settings())));
+    without_values(command)
+        .about(ABOUT)
         .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::AFTER_THE_END))
 }
 
@@ -231,6 +236,8 @@ const DOWNLOADS: usize = 64;
 
 /// For answers that are being written when the last run has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+
+const ABOUT: &str = "Serve agents, chats and runs over HTTP, for those who hold a grant";
 
 const EXAMPLE: &str = "\
 The service's own settings stand in the file's `[serve]`; the others are what a run has that says nothing else.

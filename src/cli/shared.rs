@@ -12,8 +12,7 @@ use crate::config::{Config, SETTINGS, Setting};
 pub fn command() -> Command {
     Command::new("shared")
         .about("Serve many runs on one address, told apart by run tokens")
-        .after_help(EXAMPLE)
-        .args(flags::of(settings()))
+        .defer(|command| command.after_help(EXAMPLE).args(flags::of(settings())))
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.
