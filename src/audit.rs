@@ -19,7 +19,6 @@
 //! is there and [how far signatures cover the log](verify::Report::coverage); where it was is in the seal.
 
 pub mod chain;
-mod clock;
 mod fields;
 mod file;
 mod flood;

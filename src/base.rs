@@ -4,6 +4,7 @@
 
 pub mod b64;
 pub mod bound;
+pub mod clock;
 pub mod db;
 pub mod disk;
 pub mod drain;

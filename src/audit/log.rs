@@ -24,7 +24,6 @@ use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
 use super::chain::{Chain, Head, MAX_UNSETTLED};
-use super::clock::Clock;
 use super::file::Tail;
 use super::key::SigningKey;
 use super::peers::Peers;
@@ -36,6 +35,7 @@ use super::recover::{self, Scan, Torn};
 use super::refusals::Refusals;
 use super::sync::Syncer;
 use super::{Config, Durability, Error};
+use crate::base::clock::Clock;
 use crate::base::time::MAX_TIME;
 use crate::base::unix::Peer;
 use crate::budget::Amount;

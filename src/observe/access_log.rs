@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A request appends its line to a buffer and goes on. One thread takes what has come together, after
-//! 16 KiB or 100 ms, and writes it with one call: a disk that is slow or a pipe nobody reads holds up
+//! 64 KiB or 100 ms, and writes it with one call: a disk that is slow or a pipe nobody reads holds up
 //! that thread and no request. What cannot be written is lost, counted, and warned about once.
 //!
 //! Requests that make no call, answered by us or refused, can come by the ten thousand a second, and nothing limits
@@ -36,15 +36,13 @@ use crate::observe::printable::Printable;
 pub use line::{KEYS, Line};
 
 use flood::Flood;
+use line::Constant;
 use writer::{Rotation, Writer};
 
 /// The access log of one run. Clones, and logs of other runs made from it, share the destination.
 #[derive(Clone, Debug)]
 pub struct Log {
-    /// `runId=… attempt=…`, the part of each line that never changes.
-    identity: Arc<str>,
-    /// The trace that the run is part of, or `-`.
-    trace: Arc<str>,
+    constant: Constant,
     destination: Destination,
     writer: Option<Arc<Writer>>,
     /// Of requests that made no call.
@@ -99,21 +97,23 @@ impl Log {
         let rotation = destination.file().map(|path| Rotation { path: path.to_owned(), max_bytes });
         let start = |output| Writer::start(output, rotation).map(Arc::new).map_err(Error::Thread);
         let writer = destination.open()?.map(start).transpose()?;
-        let (identity, trace) = (identity.prefix(), NO_TRACE.into());
+        let constant = Constant { identity: identity.prefix(), trace: NO_TRACE.into() };
         let flood = Arc::default();
-        Ok(Self { identity, trace, destination: destination.clone(), writer, flood })
+        Ok(Self { constant, destination: destination.clone(), writer, flood })
     }
 
     /// A log for another run, to the same destination.
     #[must_use]
     pub fn for_run(&self, identity: &Identity<'_>) -> Self {
-        Self { identity: identity.prefix(), flood: Arc::default(), ..self.clone() }
+        let constant = Constant { identity: identity.prefix(), ..self.constant.clone() };
+        Self { constant, flood: Arc::default(), ..self.clone() }
     }
 
     /// The same log of a run that is part of a trace.
     #[must_use]
-    pub fn within(self, trace: &TraceId) -> Self {
-        Self { trace: trace.to_string().into(), ..self }
+    pub fn within(mut self, trace: &TraceId) -> Self {
+        self.constant.trace = trace.to_string().into();
+        self
     }
 
     /// Appends a line. Never waits for the destination. Of requests that made no call, only the first of each
@@ -127,7 +127,7 @@ impl Log {
             self.append_repeats(line.time, repeats);
         }
         if is_written {
-            writer.append(|buffer| line.append_to(&self.identity, &self.trace, buffer));
+            writer.append(|buffer, clock| line.append_to(&self.constant, clock, buffer));
         }
     }
 
@@ -138,8 +138,8 @@ impl Log {
 
     fn append_repeats(&self, time: SystemTime, repeats: u64) {
         if let Some(writer) = self.writer.as_ref().filter(|_| repeats > 0) {
-            writer.append(|buffer| {
-                Line::repeated(time).append_to(&self.identity, &self.trace, buffer);
+            writer.append(|buffer, clock| {
+                Line::repeated(time).append_to(&self.constant, clock, buffer);
                 line::append_repeats(repeats, buffer);
             });
         }

@@ -29,10 +29,13 @@ impl<'a> Printable<'a> {
     /// Appends what [`Printable::text`] says, without an allocation of its own.
     pub fn append_to(self, line: &mut Vec<u8>) {
         let bytes = if self.0.is_empty() { b"-" } else { self.0.as_bytes() };
-        let plain = bytes.iter().take(Self::LIMIT).take_while(|byte| is_plain(**byte)).count();
-        line.extend_from_slice(&bytes[..plain]);
-        let mut room = Self::LIMIT - plain;
-        for &byte in &bytes[plain..] {
+        // Nearly always; and without a branch for each byte, so that many are looked at together.
+        if bytes.len() <= Self::LIMIT && bytes.iter().fold(true, |all, byte| all & is_plain(*byte))
+        {
+            return line.extend_from_slice(bytes);
+        }
+        let mut room = Self::LIMIT;
+        for &byte in bytes {
             let [high, low] = HEX[usize::from(byte)];
             let encoded: &[u8] = if is_plain(byte) { &[byte] } else { &[b'%', high, low] };
             if encoded.len() > room {
@@ -44,21 +47,10 @@ impl<'a> Printable<'a> {
     }
 }
 
+/// Whether a byte goes as it is. In ASCII `+,-./`, the digits and `:` follow one another, as do `@` and the capitals.
 fn is_plain(byte: u8) -> bool {
-    PLAIN[usize::from(byte)]
+    matches!(byte, b'+'..=b':' | b'@'..=b'Z' | b'_' | b'a'..=b'z')
 }
-
-/// What goes as it is: one look-up a byte, where a line has some two hundred.
-const PLAIN: [bool; 256] = {
-    let mut table = [false; 256];
-    let mut byte: u8 = 0;
-    while byte < 128 {
-        let is_mark = matches!(byte, b'.' | b'_' | b':' | b'/' | b'@' | b'+' | b',' | b'-');
-        table[byte as usize] = byte.is_ascii_alphanumeric() || is_mark;
-        byte += 1;
-    }
-    table
-};
 
 /// Upper-case hexadecimal digits of every byte.
 const HEX: [[u8; 2]; 256] = {

@@ -1,8 +1,9 @@
 //! One line.
 
-use std::io::Write as _;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use crate::base::clock::Clock;
 use crate::budget::Usage;
 use crate::observe::printable::Printable;
 use crate::protocol::Route;
@@ -62,6 +63,15 @@ pub struct Line<'a> {
     pub outcome: &'static str,
 }
 
+/// What is the same in every line of a run.
+#[derive(Clone, Debug)]
+pub(super) struct Constant {
+    /// `runId=… attempt=…`.
+    pub(super) identity: Arc<str>,
+    /// The trace that the run is part of, or `-`.
+    pub(super) trace: Arc<str>,
+}
+
 impl Line<'_> {
     /// The line that stands for a number of others.
     pub(super) fn repeated(time: SystemTime) -> Self {
@@ -84,12 +94,13 @@ impl Line<'_> {
         }
     }
 
-    /// Appends the line with its end. `identity` is `runId=… attempt=…`, `trace` the id of the run's.
-    pub(super) fn append_to(&self, identity: &str, trace: &str, buffer: &mut Vec<u8>) {
+    /// Appends the line with its end. `clock` makes its time text.
+    pub(super) fn append_to(&self, constant: &Constant, clock: &mut Clock, buffer: &mut Vec<u8>) {
         let mut line = Appender(buffer);
-        line.time(self.time);
+        line.0.extend_from_slice(b"time=");
+        line.0.extend_from_slice(clock.at(self.time));
         line.0.push(b' ');
-        line.0.extend_from_slice(identity.as_bytes());
+        line.0.extend_from_slice(constant.identity.as_bytes());
         line.text(" method=", Some(self.method));
         line.word(" uri=", self.route.map_or("-", Route::path));
         line.number(" status=", Some(self.status.into()));
@@ -106,7 +117,7 @@ impl Line<'_> {
         line.number(" usage_output=", self.usage.map(|usage| usage.output.0));
         line.word(" usage_source=", self.usage.map_or("-", |usage| usage.source.as_str()));
         line.word(" outcome=", self.outcome);
-        line.word(" trace_id=", trace);
+        line.word(" trace_id=", &constant.trace);
         line.0.push(b'\n');
     }
 }
@@ -123,13 +134,6 @@ pub(super) fn append_repeats(repeats: u64, buffer: &mut Vec<u8>) {
 struct Appender<'a>(&'a mut Vec<u8>);
 
 impl Appender<'_> {
-    /// RFC 3339 in UTC with milliseconds.
-    fn time(&mut self, time: SystemTime) {
-        let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LATEST);
-        write!(self.0, "time={}", humantime::format_rfc3339_millis(time))
-            .expect("a Vec takes every write, and the time can be written");
-    }
-
     /// A word of our own.
     fn word(&mut self, key: &str, word: &str) {
         self.0.extend_from_slice(key.as_bytes());
@@ -158,7 +162,3 @@ impl Appender<'_> {
         self.0.extend_from_slice(&[b'.', digit(100), digit(10), digit(1)]);
     }
 }
-
-/// Since 1970, and just short of the year 9999, the last that RFC 3339 can write: a clock may be wrong,
-/// a request goes on.
-const LATEST: Duration = Duration::from_hours(8_000 * 365 * 24);

@@ -1,4 +1,9 @@
 //! The buffer that requests append to, and the thread that empties it.
+//!
+//! The thread is there for a destination that takes its time: a worker that wrote would hold up every stream on it, and neither
+//! a disk nor a pipe that other processes share can be told not to block. Under load the thread is woken for full batches only: it
+//! waits for lines by itself, and sleeps when none has come for an interval. A line so costs 0.33 µs beside its text (330 bytes, one
+//! busy CPU); written by the worker in batches as large, it would be 0.26 µs, in nginx' batches of 16 KiB 0.36 µs.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -10,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::open_file;
+use crate::base::clock::Clock;
 
 /// Owns the thread. Dropped, it has written what was left.
 #[derive(Debug)]
@@ -31,6 +37,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     lines: Vec<u8>,
+    clock: Clock,
+    /// The thread waits for a first line, and not for an interval's end.
+    is_asleep: bool,
     replacement: Option<File>,
     is_urgent: bool,
     is_closed: bool,
@@ -79,18 +88,19 @@ impl Writer {
     }
 
     /// Lets `write` append a line. The lock is held for that, never for a write to the file.
-    pub(super) fn append(&self, write: impl FnOnce(&mut Vec<u8>)) {
-        let mut queue = self.shared.queue();
+    pub(super) fn append(&self, write: impl FnOnce(&mut Vec<u8>, &mut Clock)) {
+        let mut guard = self.shared.queue();
+        let queue = &mut *guard;
         let before = queue.lines.len();
         if before >= MAX_BACKLOG {
-            drop(queue);
+            drop(guard);
             return self.shared.lose(1);
         }
-        write(&mut queue.lines);
+        write(&mut queue.lines, &mut queue.clock);
         let fills_batch = before < BATCH && queue.lines.len() >= BATCH;
-        drop(queue);
-        // The thread wakes for the first line, to start its interval, and for a full batch.
-        if before == 0 || fills_batch {
+        let is_first = mem::take(&mut queue.is_asleep);
+        drop(guard);
+        if is_first || fills_batch {
             self.shared.wanted.notify_one();
         }
     }
@@ -141,7 +151,6 @@ impl Shared {
                 rotation.rotate(&mut output);
             }
             batch.clear();
-            batch.shrink_to(ROOM);
             self.queue().done += 1;
             self.done.notify_all();
         }
@@ -149,14 +158,13 @@ impl Shared {
 
     /// Swaps the appended lines for the empty `batch` once they are worth a write; false at the end.
     fn take(&self, batch: &mut Vec<u8>, output: &mut Output<File>) -> bool {
-        let waited = self
-            .wanted
-            .wait_while(self.queue(), |queue| queue.has_nothing_to_write() && !queue.is_closed);
-        let queue = waited.unwrap_or_else(PoisonError::into_inner);
-        let waited = self.wanted.wait_timeout_while(queue, INTERVAL, |queue| queue.may_grow());
-        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if queue.has_nothing_to_write() {
-            return false;
+        let mut queue = self.wait_for_others(self.queue());
+        while queue.has_nothing_to_write() {
+            if queue.is_closed {
+                return false;
+            }
+            batch.shrink_to(ROOM);
+            queue = self.wait_for_others(self.sleep(queue));
         }
         if let Some(file) = queue.replacement.take() {
             *output = Output::of(file);
@@ -165,6 +173,23 @@ impl Shared {
         queue.taken += 1;
         queue.is_urgent = false;
         true
+    }
+
+    /// Waits for an interval, in which more lines may come, or until what there is has to be written.
+    fn wait_for_others<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let waited = self.wanted.wait_timeout_while(queue, INTERVAL, |queue| queue.may_grow());
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Waits for a first line, or the end. Buffers that a busy time has made large are given back.
+    fn sleep<'a>(&self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        queue.lines.shrink_to(ROOM);
+        queue.is_asleep = true;
+        let is_idle = |queue: &mut Queue| queue.has_nothing_to_write() && !queue.is_closed;
+        let waited = self.wanted.wait_while(queue, is_idle);
+        let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
+        queue.is_asleep = false;
+        queue
     }
 
     fn lose(&self, lines: usize) {
@@ -269,14 +294,14 @@ impl<W: Write> Output<W> {
     }
 }
 
-/// Bytes that are worth a write of their own. Ours, as nginx' `buffer=16k`: about fifty lines.
-const BATCH: usize = 16 * 1024;
+/// Bytes that are worth a write of their own. Ours: two hundred lines, so that they share what it costs to wake the thread.
+const BATCH: usize = 64 * 1024;
 
 /// How long a line waits for others. Ours, as nginx' `flush=100ms`.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the buffers are made with: a batch and the line that filled it.
-const ROOM: usize = BATCH + 4 * 1024;
+/// What the buffers are made with, and what an idle log keeps of them.
+const ROOM: usize = 16 * 1024;
 
 /// Bytes waiting for a slow destination; a line past that is lost. Ours: three thousand lines.
 const MAX_BACKLOG: usize = 1024 * 1024;

@@ -5,19 +5,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Remembers the current second as text; within it only the milliseconds change.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clock {
+pub struct Clock {
     second: Option<u64>,
     text: [u8; 24],
 }
 
 impl Clock {
     /// The present as RFC 3339 in UTC: `2026-11-21T23:10:33.125Z`.
-    pub(super) fn now(&mut self) -> &[u8] {
-        // A clock before 1970 is a machine not set yet; the order of records is in their numbers.
-        self.at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+    pub fn now(&mut self) -> &[u8] {
+        self.at(SystemTime::now())
     }
 
-    fn at(&mut self, since_epoch: Duration) -> &[u8] {
+    /// The given time, likewise. What four digits cannot count the years of is the first or the last time that they can.
+    pub fn at(&mut self, time: SystemTime) -> &[u8] {
+        // A clock before 1970 is a machine not set yet.
+        let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let second = since_epoch.as_secs().min(LAST_SECOND);
         if self.second != Some(second) {
             let time = UNIX_EPOCH + Duration::from_secs(second);
@@ -45,10 +47,12 @@ mod tests {
     fn it_writes_what_a_full_formatter_writes() {
         let mut clock = Clock::default();
         for millis in [0, 1, 999, 1_000, 951_782_399_999, 951_782_400_000, 1_795_302_633_120] {
-            let time = Duration::from_millis(millis);
-            let full = humantime::format_rfc3339_millis(UNIX_EPOCH + time).to_string();
+            let time = UNIX_EPOCH + Duration::from_millis(millis);
+            let full = humantime::format_rfc3339_millis(time).to_string();
             assert_eq!(str::from_utf8(clock.at(time)).unwrap(), full);
         }
-        assert_eq!(clock.at(Duration::MAX), b"9999-12-31T23:59:59.999Z");
+        let late = UNIX_EPOCH + Duration::from_millis(LAST_SECOND * 1000 + 60_999);
+        assert_eq!(clock.at(late), b"9999-12-31T23:59:59.999Z");
+        assert_eq!(clock.at(UNIX_EPOCH - Duration::from_secs(1)), b"1970-01-01T00:00:00.000Z");
     }
 }
