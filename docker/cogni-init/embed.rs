@@ -3,11 +3,16 @@
 //! `cogni-init` runs in images that have no libc, so it is linked statically, with a profile of its own (`init` in Cargo.toml).
 //! Cargo has no stable way to depend on a program of another profile, so this script calls cargo once more. It builds in
 //! `target/init`, which debug and release builds share.
+//!
+//! What the linker is told beside that is in `docker/link.rs`.
 #![expect(
     clippy::panic,
     clippy::print_stdout,
     reason = "a build script talks to cargo by its output, and ends a build by a panic"
 )]
+
+#[path = "../link.rs"]
+mod link;
 
 use std::env;
 use std::ffi::OsString;
@@ -38,6 +43,7 @@ fn main() {
     }
     let out = PathBuf::from(variable("OUT_DIR"));
     let target = variable("TARGET").into_string().expect("a target's name is text");
+    link::print_arguments(&target);
     // out -> package -> build -> profile -> target directory
     let shared = out.ancestors().nth(4).expect("cargo nests OUT_DIR").join("init");
     let built = build(&target, &shared);

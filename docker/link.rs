@@ -1,0 +1,42 @@
+//! How optimised builds of the gateway are linked: for a quick start.
+//!
+//! Relocations of the program's own addresses are packed: a hundredth of the bytes. The loader of glibc 2.36 and newer can read them;
+//! Debian 12 and Ubuntu 24.04 have it. A program so linked does not start with an older glibc, so the option is left out where the
+//! build machine's is older. A static program brings its own.
+//!
+//! GNU ld and lld, which rustc brings for x86-64, have the option. Where a linker was chosen, by any flag, it is told nothing.
+
+use std::env;
+use std::process::Command;
+
+/// The first glibc whose loader reads packed relocations.
+const PACKED_SINCE: (u32, u32) = (2, 36);
+
+pub(crate) fn print_arguments(target: &str) {
+    println!("cargo::rerun-if-changed=docker/link.rs");
+    let is_optimised = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    if !is_optimised || target != "x86_64-unknown-linux-gnu" || is_linker_chosen() {
+        return;
+    }
+    if is_host(target) && glibc().is_some_and(|version| version >= PACKED_SINCE) {
+        println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+    }
+}
+
+/// Whether a setting of the user says how to link.
+fn is_linker_chosen() -> bool {
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    env::var_os("RUSTC_LINKER").is_some() || flags.contains("link")
+}
+
+fn is_host(target: &str) -> bool {
+    env::var("HOST").is_ok_and(|host| host == target)
+}
+
+/// The version of this machine's glibc, from a line as `glibc 2.36`.
+fn glibc() -> Option<(u32, u32)> {
+    let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
+    let said = String::from_utf8(said.stdout).ok()?;
+    let (major, minor) = said.trim().strip_prefix("glibc ")?.split_once('.')?;
+    Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?))
+}
