@@ -15,6 +15,7 @@ pub mod memory;
 pub mod metrics;
 pub mod network;
 pub mod path_mask;
+pub mod reach;
 pub mod rope;
 pub mod secret;
 pub mod socket;

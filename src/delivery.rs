@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::audit::{self, Log, SigningKey, relay as event};
+use crate::base::reach::Reach;
 use crate::base::secret::Secret;
 use crate::forge::credential::Credential;
 use crate::forge::github::{self, Api};
@@ -386,7 +387,11 @@ impl Relay {
     }
 
     fn mirror(&self, repository: &Repository) -> Result<Mirror, Error> {
-        Ok(Mirror::open(&self.git, &self.settings.state, repository)?)
+        let is_our_forge =
+            self.hosted(repository).is_some_and(|(hosted, access)| access.api.serves(hosted));
+        // Its operator has named the forge by the API's address, whatever the grant says.
+        let named = is_our_forge.then(|| repository.clone().within(Reach::Named));
+        Ok(Mirror::open(&self.git, &self.settings.state, named.as_ref().unwrap_or(repository))?)
     }
 }
 

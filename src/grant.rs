@@ -14,8 +14,9 @@ mod store;
 mod terms;
 mod token;
 
-use std::net::IpAddr;
 use std::time::SystemTime;
+
+use crate::base::reach::Reach;
 
 pub use access::Access;
 pub use denied::Denied;
@@ -84,18 +85,22 @@ impl Grant {
         if is_named { Ok(asked.to_owned()) } else { Err(Denied::Account(asked.to_owned())) }
     }
 
-    /// By the URL that the repository is cloned from, in its one spelling.
+    /// Which addresses the repository's host may have, by the URL that the repository is cloned from, in its one spelling.
     ///
     /// # Errors
     /// The repository is not among those it names.
-    pub fn allows_repository(&self, url: &str) -> Result<(), Denied> {
+    pub fn allows_repository(&self, url: &str) -> Result<Reach, Denied> {
         let bare = url.strip_suffix(".git").unwrap_or(url);
-        // What is on this machine is named on purpose: a `*` alone is for forges.
-        let is_named = self.terms.repositories.iter().any(|pattern| {
-            is_here(pattern.as_str()) == is_here(url)
+        let is_file = url.starts_with(FILE);
+        let named = self.terms.repositories.iter().filter(|pattern| {
+            // What is on this machine is named on purpose: a `*` alone is for forges.
+            pattern.as_str().starts_with(FILE) == is_file
                 && (pattern.matches(bare) || pattern.matches(url))
         });
-        if is_named { Ok(()) } else { Err(Denied::Repository(url.to_owned())) }
+        let reaches =
+            named.map(|pattern| if names_host(pattern) { Reach::Named } else { Reach::Public });
+        let allowed = reaches.filter(|reach| is_file || reach.allows_host(host(url)));
+        allowed.max().ok_or_else(|| Denied::Repository(url.to_owned()))
     }
 
     /// Whether it may see and end what another grant has begun.
@@ -104,18 +109,24 @@ impl Grant {
     }
 }
 
-/// Whether a URL, or the beginning of URLs, is of this machine.
-fn is_here(url: &str) -> bool {
-    let Some((scheme, rest)) = url.split_once("://") else { return false };
-    if scheme == "file" {
-        return true;
-    }
-    let authority = rest.split('/').next().unwrap_or_default();
-    let host = match authority.strip_prefix('[') {
-        Some(address) => address.split(']').next(),
-        None => authority.split(':').next(),
-    };
-    let host = host.unwrap_or_default();
-    let is_loopback = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    is_loopback || host.eq_ignore_ascii_case("localhost")
+/// Whether a pattern has a URL's host from its beginning to its end.
+fn names_host(pattern: &Pattern) -> bool {
+    let Some(beginning) = pattern.as_str().strip_suffix('*') else { return true };
+    let Some((_, rest)) = beginning.split_once("://") else { return false };
+    let host = host(beginning);
+    // A port may be open; an address in brackets ends with its bracket.
+    !host.is_empty() && (rest.contains('/') || rest.ends_with(':')) && !host.starts_with('[')
 }
+
+/// The host of a URL, or of the beginning of one; with its bracket where that is not closed.
+fn host(url: &str) -> &str {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let authority = rest.split('/').next().unwrap_or_default();
+    match authority.strip_prefix('[').and_then(|inner| inner.split_once(']')) {
+        Some((address, _)) => address,
+        None if authority.starts_with('[') => authority,
+        None => authority.split(':').next().unwrap_or_default(),
+    }
+}
+
+const FILE: &str = "file://";

@@ -128,4 +128,6 @@ pub mod decisions {
     pub mod d0029 {}
     #[doc = include_str!("manual/decisions/0030-build-once-for-everything.md")]
     pub mod d0030 {}
+    #[doc = include_str!("manual/decisions/0031-judge-the-addresses-that-a-name-leads-to.md")]
+    pub mod d0031 {}
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::Error;
+use crate::base::reach::Reach;
 use crate::budget::{Limits, Nanodollars, Tokens};
 use crate::grant::{Access, Grant};
 use crate::relay::repository::Repository;
@@ -107,6 +108,7 @@ impl NewRun {
         }
         self.check()?;
         let repository = self.repo.as_deref().map(|url| repository(grant, url)).transpose()?;
+        let (repository, reach) = repository.unzip();
         Ok(Wanted {
             grant: grant.id.clone(),
             agent: self.agent,
@@ -117,6 +119,7 @@ impl NewRun {
             state_key: self.state_key,
             branch: Branch {
                 repository,
+                reach,
                 key: self.branch_key,
                 work_item: self.work_item,
                 by_state_key: false,
@@ -223,12 +226,12 @@ impl From<Message> for runner::Message {
     }
 }
 
-/// In its one spelling, by which grants name it.
-fn repository(grant: &Grant, url: &str) -> Result<String, Error> {
+/// In its one spelling, by which grants name it, and how far its host's name may lead.
+fn repository(grant: &Grant, url: &str) -> Result<(String, Reach), Error> {
     let repository = Repository::parse(url).map_err(Error::invalid)?;
     let url = repository.clone_url();
-    grant.allows_repository(&url)?;
-    Ok(url)
+    let reach = grant.allows_repository(&url)?;
+    Ok((url, reach))
 }
 
 /// Whether a text can stand in a variable, a log line and a list.

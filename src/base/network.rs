@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use http::Uri;
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 
 use crate::base::secret::Secret;
 
@@ -12,6 +13,15 @@ pub struct Network {
     /// PEM file of authorities to trust instead of the system's; its path is absolute.
     pub ca_file: Option<PathBuf>,
     pub proxy: Option<Proxy>,
+}
+
+impl Network {
+    /// The proxy to a server; none where the server is reached without one. A proxy carries TLS and nothing else.
+    pub fn proxy_to(&self, server: &Uri) -> Option<Intercept> {
+        let proxy = self.proxy.as_ref()?;
+        let matcher = Matcher::builder().https(proxy.url().expose()).no(&*proxy.except).build();
+        matcher.intercept(server)
+    }
 }
 
 /// What carries TLS to a host that cannot be reached otherwise. It sees which host, and nothing that is said.
@@ -46,10 +56,6 @@ impl Proxy {
 
     pub fn url(&self) -> &Secret {
         &self.url
-    }
-
-    pub fn except(&self) -> &str {
-        &self.except
     }
 
     /// What nobody is to read, where there is something.

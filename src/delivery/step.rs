@@ -186,7 +186,10 @@ impl Relay {
         Ok(Some(access.credential.token(&access.api, hosted).await?))
     }
 
-    fn hosted<'a>(&'a self, repository: &'a Repository) -> Option<(&'a Hosted, &'a Access)> {
+    pub(super) fn hosted<'a>(
+        &'a self,
+        repository: &'a Repository,
+    ) -> Option<(&'a Hosted, &'a Access)> {
         repository.hosted().zip(self.settings.access.as_ref())
     }
 

@@ -2,14 +2,19 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
+
+use http::Uri;
+use http::uri::Scheme;
 
 use super::batch::{Part, Reader};
 use super::process::{self, Limits, Sink};
 use super::seal::{ENVIRONMENT, SETTINGS};
 use super::{Error, Network, Place};
+use crate::base::reach::{HostError, Reach};
 use crate::base::secret::Secret;
 
 /// What git is to be told. Words are arguments of their own, never a shell's.
@@ -94,8 +99,11 @@ impl<'a> Call<'a> {
         self.secret(value)
     }
 
-    /// For a call that talks to a remote: by which way, and whom it trusts there. No other call is told.
-    pub fn over_network(mut self) -> Self {
+    /// For a call that talks to a remote: by which way, to which addresses, and whom it trusts there. No other call is told.
+    ///
+    /// # Errors
+    /// The remote's host leads to no address within `reach`. A proxy looks names up itself: there, only the text is judged.
+    pub fn over_network(mut self, remote: &Uri, reach: Reach) -> Result<Self, HostError> {
         let place = self.place;
         let Network { ca_file, proxy } = &place.network;
         if let Some(ca_file) = ca_file {
@@ -103,12 +111,34 @@ impl<'a> Call<'a> {
             self = self.variable("GIT_SSL_CAINFO", ca_file);
             self = self.variable("GIT_SSL_CAPATH", &place.home);
         }
-        if let Some(proxy) = proxy {
+        let host = remote.host().unwrap_or_default().trim_matches(['[', ']']);
+        if let Some(proxy) = proxy.as_ref().filter(|_| place.network.proxy_to(remote).is_some()) {
+            if !reach.allows_host(host) {
+                return Err(HostError::NotPublic { host: host.to_owned() });
+            }
             self = self.variable("https_proxy", proxy.url().expose());
-            self = self.variable("no_proxy", proxy.except());
-            self = proxy.password().iter().fold(self.secret(proxy.url()), Self::secret);
+            return Ok(proxy.password().iter().fold(self.secret(proxy.url()), Self::secret));
         }
-        self
+        let is_tls = remote.scheme() == Some(&Scheme::HTTPS);
+        let port = remote.port_u16().unwrap_or(if is_tls { HTTPS_PORT } else { HTTP_PORT });
+        let addresses = reach.addresses(host, port)?;
+        Ok(self.pinned((host, port), &addresses))
+    }
+
+    /// Has git connect to these addresses where it would look the host's name up.
+    pub fn pinned(self, (host, port): (&str, u16), addresses: &[IpAddr]) -> Self {
+        let addresses: Vec<_> = addresses
+            .iter()
+            .map(|address| match address {
+                IpAddr::V4(address) => address.to_string(),
+                IpAddr::V6(address) => format!("[{address}]"),
+            })
+            .collect();
+        // An address is not looked up.
+        if host.parse::<IpAddr>().is_ok() {
+            return self;
+        }
+        self.setting(format!("http.curloptResolve={host}:{port}:{}", addresses.join(",")))
     }
 
     /// What must not be in anything that comes back.
@@ -230,3 +260,6 @@ pub(crate) fn is_plain(path: &Path) -> bool {
 
 /// `Basic` and `Bearer` are none.
 const SHORTEST_SECRET: usize = 8;
+
+const HTTPS_PORT: u16 = 443;
+const HTTP_PORT: u16 = 80;

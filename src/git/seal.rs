@@ -57,6 +57,10 @@ pub(super) const SETTINGS: &[&str] = &[
     "protocol.file.allow=always",
     // A server that moves must be named anew: the token goes where it was meant for.
     "http.followRedirects=false",
+    // Nor does a server name further addresses to fetch from.
+    "transfer.bundleURI=false",
+    "fetch.uriProtocols=",
+    "promisor.acceptFromServer=None",
     "http.lowSpeedLimit=1",
     "http.lowSpeedTime=60",
     // What is large is streamed, not held; packs are looked at through small windows.

@@ -132,7 +132,7 @@ impl Mirror {
         if listed.branch.is_some() {
             wanted.push(format!("+{}:{branch_ref}", branch.to_ref()));
         }
-        self.fetch(&wanted, token).map_err(|error| match error.said() {
+        self.fetch(&wanted, token)?.map_err(|error| match error.said() {
             Some(said) if said.contains("couldn't find remote ref") => {
                 Error::NoBase { base: base.clone() }
             }
@@ -170,7 +170,7 @@ impl Mirror {
         let call = self.call("ls-remote").words(["--symref", "--"]).word(self.url());
         let call = call.words(["HEAD", &branch.to_ref()]);
         let call = call.words(base.map(|base| format!("refs/heads/{base}")));
-        let text = self.admit(call.limits(NETWORK), token).text().map_err(unreached)?;
+        let text = self.admit(call.limits(NETWORK), token)?.text().map_err(unreached)?;
         let mut listed = Listed::default();
         for (left, name) in text.lines().filter_map(|line| line.split_once('\t')) {
             match left.strip_prefix("ref: refs/heads/") {
@@ -182,10 +182,15 @@ impl Mirror {
         Ok(listed)
     }
 
-    fn fetch(&self, wanted: &[String], token: Option<&Secret>) -> Result<(), super::git::Error> {
+    /// What git made of it, if git could be let in.
+    fn fetch(
+        &self,
+        wanted: &[String],
+        token: Option<&Secret>,
+    ) -> Result<Result<(), super::git::Error>, Error> {
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
         let call = self.call("fetch").words(words).word(self.url()).words(wanted);
-        self.admit(call.limits(NETWORK), token).done()
+        Ok(self.admit(call.limits(NETWORK), token)?.done())
     }
 
     /// The name goes into refspecs, where much more has a meaning than in a name.

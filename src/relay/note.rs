@@ -62,7 +62,7 @@ impl Desk<'_> {
         let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];
         let call = self.mirror.call("push").words(words).word(self.mirror.url());
         let call = call.word(format!("{}:{NOTES}", self.own));
-        let (said, ended) = self.mirror.admit(call, self.token).told()?;
+        let (said, ended) = self.mirror.admit(call, self.token)?.told()?;
         match ended {
             Ok(()) => Ok(true),
             Err(_) if OVERTAKEN.iter().any(|words| said.contains(words)) => Ok(false),
@@ -77,7 +77,7 @@ impl Desk<'_> {
     fn fetch(&self) -> Result<Option<Sha>, Error> {
         let url = self.mirror.url();
         let list = self.mirror.call("ls-remote").word("--").word(&url).word(NOTES);
-        let listed = self.mirror.admit(list, self.token).text().map_err(unreached)?;
+        let listed = self.mirror.admit(list, self.token)?.text().map_err(unreached)?;
         let tip = listed.split('\t').next().and_then(|name| Sha::parse(name.as_bytes()));
         if tip.is_none() {
             self.mirror.call("update-ref").words(["-d", self.own]).done()?;
@@ -86,7 +86,7 @@ impl Desk<'_> {
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
         let call =
             self.mirror.call("fetch").words(words).word(url).word(format!("+{NOTES}:{}", self.own));
-        self.mirror.admit(call, self.token).done().map_err(unreached)?;
+        self.mirror.admit(call, self.token)?.done().map_err(unreached)?;
         // What is pushed builds on what was fetched, which may be newer than what was listed.
         let tip = self.mirror.call("rev-parse").words(["--verify", self.own]).text()?;
         Ok(Sha::parse(tip.trim_end().as_bytes()))

@@ -50,7 +50,7 @@ impl Cleared {
         let lease = format!("--force-with-lease={target}:{expected}");
         let call = work.call("push").words(words).words(["--recurse-submodules=no", &lease, "--"]);
         let call = call.word(work.mirror.url()).word(format!("{}:{target}", work.tip));
-        let (said, ended) = work.mirror.admit(call.limits(NETWORK), token).told()?;
+        let (said, ended) = work.mirror.admit(call.limits(NETWORK), token)?.told()?;
         let answer = Answer::read(&said, &target);
         let was_there = match (answer, ended) {
             (Some(Answer::Done), Ok(())) => false,

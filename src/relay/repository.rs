@@ -1,7 +1,7 @@
 //! Which repository: one spelling for each, whatever its URL was.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -9,9 +9,11 @@ use http::Uri;
 use http::uri::{Authority, Scheme};
 use serde::{Deserialize, Serialize};
 
+use crate::base::reach::{Reach, is_host};
+
 /// A repository on a forge, or on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "Stored", into = "Stored")]
 pub enum Repository {
     Hosted(Hosted),
     /// A bare repository, by its absolute path. Nothing is asked about it, and nothing can be requested there.
@@ -25,6 +27,15 @@ pub struct Hosted {
     authority: Authority,
     owner: String,
     name: String,
+    reach: Reach,
+}
+
+/// A repository as it is written down. Rows of earlier versions have no `reach`; their work has begun already.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    repository: String,
+    #[serde(default = "named")]
+    reach: Reach,
 }
 
 /// Why a text names no repository. It is not repeated: some people put a password there.
@@ -35,7 +46,7 @@ pub struct Hosted {
 pub struct Invalid(&'static str);
 
 impl Repository {
-    /// Reads a URL as people copy it. One for SSH means the same repository over HTTPS, where a token is good.
+    /// Reads a URL as people copy it, from the operator; see [`Repository::within`] for a tenant's. One for SSH means the same repository over HTTPS, where a token is good.
     ///
     /// ```
     /// # use cogni_gateway::relay::repository::Repository;
@@ -65,12 +76,14 @@ impl Repository {
         }
         if let Some(rest) = text.strip_prefix("ssh://git@") {
             let (host, path) = rest.split_once('/').ok_or(Invalid("has no owner and name"))?;
-            return hosted(true, host.split(':').next().unwrap_or(host), path);
+            // The port is that of SSH.
+            let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+            return hosted(true, port.map_or(host, |(host, _)| host), path);
         }
         let uri: Uri = text.parse().map_err(|_| Invalid("is not a URL"))?;
         let authority = uri.authority().ok_or(Invalid("has no host"))?.as_str();
         if authority.contains('@') {
-            return Err(Invalid("holds a user or a password, which has no place there"));
+            return Err(Invalid(USER));
         }
         let path = uri.path();
         match uri.scheme() {
@@ -82,6 +95,15 @@ impl Repository {
                 Err(Invalid("would send a token over a network in the clear"))
             }
             _ => Err(Invalid("has a scheme that is not read")),
+        }
+    }
+
+    /// The same repository, whose host leads this far.
+    #[must_use]
+    pub fn within(self, reach: Reach) -> Self {
+        match self {
+            Self::Hosted(hosted) => Self::Hosted(Hosted { reach, ..hosted }),
+            Self::Local(path) => Self::Local(path),
         }
     }
 
@@ -125,8 +147,20 @@ impl Hosted {
         &self.name
     }
 
+    /// Which addresses its host may have.
+    pub fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    /// The server that the repository is on.
+    pub fn server(&self) -> Uri {
+        let scheme = if self.is_tls { Scheme::HTTPS } else { Scheme::HTTP };
+        let server = Uri::builder().scheme(scheme).authority(self.authority.clone());
+        server.path_and_query("/").build().expect("it has all three parts")
+    }
+
     pub fn clone_url(&self) -> String {
-        let Self { is_tls, authority, owner, name } = self;
+        let Self { is_tls, authority, owner, name, .. } = self;
         let scheme = if *is_tls { "https" } else { "http" };
         format!("{scheme}://{authority}/{owner}/{name}.git")
     }
@@ -147,7 +181,7 @@ fn local(path: &str) -> Result<Repository, Invalid> {
 }
 
 fn hosted(is_tls: bool, host: &str, path: &str) -> Result<Repository, Invalid> {
-    let authority = Authority::from_str(host).map_err(|_| Invalid("has no host"))?;
+    let authority = authority(host)?;
     let path = path.trim_start_matches('/').trim_end_matches('/');
     let (owner, name) = path.split_once('/').ok_or(Invalid("has no owner and name"))?;
     let name = name.strip_suffix(".git").unwrap_or(name);
@@ -155,7 +189,33 @@ fn hosted(is_tls: bool, host: &str, path: &str) -> Result<Repository, Invalid> {
         return Err(Invalid("has an owner or a name that no repository has"));
     }
     let (owner, name) = (owner.to_owned(), name.to_owned());
-    Ok(Repository::Hosted(Hosted { is_tls, authority, owner, name }))
+    Ok(Repository::Hosted(Hosted { is_tls, authority, owner, name, reach: named() }))
+}
+
+/// A host in its one spelling, with its port where there is one.
+fn authority(text: &str) -> Result<Authority, Invalid> {
+    if text.contains('@') {
+        return Err(Invalid(USER));
+    }
+    let authority = Authority::from_str(text).map_err(|_| Invalid("has no host"))?;
+    let (host, after) = text.split_at(authority.host().len());
+    // The dot at a name's end makes no difference to where the name leads.
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let is_sound = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => host.parse::<Ipv6Addr>().is_err() && is_host(host),
+    };
+    if !is_sound {
+        return Err(Invalid(ODD_HOST));
+    }
+    let port = match after.strip_prefix(':') {
+        None | Some("") => String::new(),
+        Some(port) => {
+            let port = port.parse::<u16>().ok().filter(|port| *port > 0);
+            format!(":{}", port.ok_or(Invalid("has a port that there is not"))?)
+        }
+    };
+    Authority::try_from(format!("{host}{port}")).map_err(|_| Invalid(ODD_HOST))
 }
 
 /// What GitHub allows in the name of a repository; owners have fewer. No dots alone, nothing like an option.
@@ -189,16 +249,24 @@ impl FromStr for Repository {
     }
 }
 
-impl TryFrom<String> for Repository {
+impl TryFrom<Stored> for Repository {
     type Error = Invalid;
 
-    fn try_from(text: String) -> Result<Self, Invalid> {
-        Self::parse(&text)
+    fn try_from(Stored { repository, reach }: Stored) -> Result<Self, Invalid> {
+        Ok(Self::parse(&repository)?.within(reach))
     }
 }
 
-impl From<Repository> for String {
+impl From<Repository> for Stored {
     fn from(repository: Repository) -> Self {
-        repository.clone_url()
+        let reach = repository.hosted().map_or(Reach::Named, Hosted::reach);
+        Self { repository: repository.clone_url(), reach }
     }
 }
+
+fn named() -> Reach {
+    Reach::Named
+}
+
+const USER: &str = "holds a user or a password, which has no place there";
+const ODD_HOST: &str = "has a host that is neither a name nor an address in full";

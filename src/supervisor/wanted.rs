@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Settings;
+use crate::base::reach::Reach;
 use crate::base::{hex, trace};
 use crate::budget::Limits;
 use crate::catalog::{Catalog, Entry, Mode};
@@ -60,6 +61,9 @@ pub struct Wanted {
 pub struct Branch {
     /// Without one, nothing is delivered.
     pub repository: Option<String>,
+    /// Which addresses its host may have, by the grant; those on the internet where it does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reach: Option<Reach>,
     pub key: Option<String>,
     /// The key where there is none.
     pub work_item: Option<String>,
@@ -91,8 +95,10 @@ pub(super) enum NoLine {
 impl Wanted {
     /// Tells whether the same is wanted again. Each time it is asked for within a span of its own.
     pub(super) fn digest(&self) -> String {
-        let timeless = Self { traceparent: None, ..self.clone() };
-        hex::sha256(timeless.to_json().as_bytes())
+        let mut asked = Self { traceparent: None, ..self.clone() };
+        // The grant's, and not asked for.
+        asked.branch.reach = None;
+        hex::sha256(asked.to_json().as_bytes())
     }
 
     pub(super) fn to_json(&self) -> String {
@@ -121,7 +127,7 @@ impl Wanted {
         if *pull_request && repository.hosted().is_none() {
             return Err(NoLine::NoForge);
         }
-        Ok(Some(Line { repository, key }))
+        Ok(Some(Line { repository: repository.within(self.branch.reach.unwrap_or_default()), key }))
     }
 
     /// What its result says of work that cannot go anywhere.

@@ -11,6 +11,7 @@ mod config;
 mod db;
 mod examples;
 mod linear;
+mod reach;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;

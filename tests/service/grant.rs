@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::Database;
+use cogni_gateway::base::reach::Reach;
 use cogni_gateway::budget::{Limits, Tokens};
 use cogni_gateway::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
 use proptest::prelude::*;
@@ -274,8 +275,25 @@ fn repositories_of_this_machine_are_named_on_purpose() {
         "https://localhost/acme/site.git",
         "http://[::1]:3000/acme/site.git",
     ];
-    for url in here {
-        for wide in ["*", "https://*"] {
+    let spelled = [
+        "https://127.1/acme/site.git",
+        "https://2130706433/acme/site.git",
+        "https://0x7f.1/acme/site.git",
+        "https://0.0.0.0/acme/site.git",
+        "https://[::]/acme/site.git",
+        "https://[::ffff:127.0.0.1]/acme/site.git",
+        "https://localhost./acme/site.git",
+        "https://x.localhost/acme/site.git",
+        "https://169.254.169.254/acme/site.git",
+        "https://[fe80::1]/acme/site.git",
+        "https://[fd12::1]/acme/site.git",
+        "https://10.1.2.3/acme/site.git",
+        "https://192.168.1.1:8443/acme/site.git",
+        "https://100.64.0.1/acme/site.git",
+        "https://224.0.0.1/acme/site.git",
+    ];
+    for url in here.into_iter().chain(spelled) {
+        for wide in ["*", "https://*", "https:*", "https://[*", "https://[fe80:*"] {
             assert!(of(wide).allows_repository(url).is_err(), "{wide} {url}");
         }
     }
@@ -290,6 +308,37 @@ fn repositories_of_this_machine_are_named_on_purpose() {
     ] {
         of(named).allows_repository(url).unwrap_or_else(|denied| panic!("{named}: {denied}"));
     }
+}
+
+/// A3: a name may lead into a private network where the grant has the whole host, and to the internet only where it has not.
+#[test]
+fn a_host_that_a_grant_names_leads_where_its_operator_says() {
+    let of = |named: &[&str]| {
+        let repositories = named.iter().map(|named| pattern(named)).collect();
+        grant(Terms { repositories, ..terms() })
+    };
+    let url = "https://git.company/acme/site.git";
+    for wide in ["*", "https://*", "https:*"] {
+        assert_eq!(of(&[wide]).allows_repository(url), Ok(Reach::Public), "{wide}");
+    }
+    for named in [
+        "https://git.company/*",
+        "https://git.company/acme/*",
+        "https://git.company/acme/site",
+        url,
+    ] {
+        assert_eq!(of(&[named]).allows_repository(url), Ok(Reach::Named), "{named}");
+        assert_eq!(of(&["*", named]).allows_repository(url), Ok(Reach::Named), "{named}");
+    }
+    let ported = "https://git.company:8443/acme/site.git";
+    assert_eq!(of(&["https://git.company:*"]).allows_repository(ported), Ok(Reach::Named));
+    assert_eq!(of(&["https://git.company/*", "*"]).allows_repository(ported), Ok(Reach::Public));
+    let private = "https://10.1.2.3/acme/site.git";
+    assert_eq!(of(&["https://10.1.2.3/*"]).allows_repository(private), Ok(Reach::Named));
+    // Named or not, that is no forge.
+    of(&["https://169.254.169.254/*"])
+        .allows_repository("https://169.254.169.254/a/b")
+        .unwrap_err();
 }
 
 /// The service's own file says where its grants are.

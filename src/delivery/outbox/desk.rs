@@ -19,6 +19,7 @@ use crate::relay::{BranchKey, BranchState};
 /// All that is known of a run's work before there is any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
+    #[serde(flatten)]
     pub repository: Repository,
     pub state: BranchState,
     /// What it has spent is not known yet.

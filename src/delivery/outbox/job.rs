@@ -17,6 +17,7 @@ use crate::relay::{Branch, BranchState, Sha, judge};
 /// What is to be delivered, and where: all that is known once the work has come out of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
+    #[serde(flatten)]
     pub repository: Repository,
     /// Where the branch stood when the run began.
     pub state: BranchState,

@@ -13,7 +13,6 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
-use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::CertificateError;
 
@@ -35,7 +34,7 @@ impl Way {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(config.connect_timeout));
-        Ok(match proxy(config) {
+        Ok(match config.network.proxy_to(&config.url) {
             None => Self::Straight(client(config, tcp)?),
             Some(proxy) => {
                 let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
@@ -110,13 +109,6 @@ fn advice(error: &CertificateError) -> &'static str {
         E::NotValidForName | E::NotValidForNameContext { .. } => "check `GITHUB_API_URL`",
         _ => "name the PEM file of the authority that signed it in `GITHUB_CA_FILE`",
     }
-}
-
-/// The proxy, unless the API is a host that it is not for. As for git, it carries TLS and nothing else.
-fn proxy(config: &Config) -> Option<Intercept> {
-    let proxy = config.network.proxy.as_ref()?;
-    let matcher = Matcher::builder().https(proxy.url().expose()).no(proxy.except()).build();
-    matcher.intercept(&config.url)
 }
 
 fn client<C: Clone>(config: &Config, inner: C) -> io::Result<Http<C>>

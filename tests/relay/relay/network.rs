@@ -1,9 +1,11 @@
 //! L6: how git and the API's client get to a forge behind a company's authority and a company's proxy.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
+use cogni_gateway::base::reach::Reach;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::forge::github::{self, Api, Config, Patience};
 use cogni_gateway::git::{Network, Proxy};
@@ -90,6 +92,66 @@ async fn the_api_is_asked_by_the_same_way() {
     assert_eq!(tunnel.asked().len(), 2, "the first of them has not gone by the proxy");
 }
 
+/// A3: a host that only a tenant has named is not connected to where its name leads to this machine; one that the operator
+/// has named is.
+#[test]
+fn a_host_that_nobody_has_named_leads_to_the_internet_only() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let company = Company::new("localhost");
+    for host in ["localhost", "x.localhost", "127.0.0.1"] {
+        let url = format!("https://{host}:{port}/o/site.git");
+        let error = company.ask_within(&url, Network::default(), Reach::Public).unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }), "{host}: {error}");
+        assert!(error.to_string().contains("no address on the internet"), "{host}: {error}");
+        let nobody = listener.accept().unwrap_err();
+        assert_eq!(nobody.kind(), ErrorKind::WouldBlock, "{host} was connected to");
+    }
+    let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
+    let network = Network { ca_file: Some(company.ca()), ..Network::default() };
+    company.ask_within(&url, network, Reach::Named).unwrap();
+}
+
+/// A3: a proxy looks names up itself; what is judged by its text is not asked of a proxy either.
+#[test]
+fn a_proxy_is_not_asked_for_this_machine() {
+    let company = Company::new("git.example");
+    let tunnel = Tunnel::to(company.server.address);
+    let network = || Network {
+        ca_file: Some(company.ca()),
+        proxy: Some(Proxy::parse(&tunnel.address.to_string(), "").unwrap()),
+    };
+    for host in ["localhost", "127.0.0.1", "10.0.0.1", "[::1]", "169.254.169.254"] {
+        let url = format!("https://{host}/o/site.git");
+        company.ask_within(&url, network(), Reach::Public).unwrap_err();
+    }
+    assert_eq!(tunnel.asked(), [""; 0]);
+    company.ask_within("https://git.example/o/site.git", network(), Reach::Public).unwrap();
+    assert!(tunnel.asked().len() >= 2);
+}
+
+/// A3: git connects to the addresses that were judged, whatever its resolver would say.
+#[test]
+fn git_connects_to_what_was_judged() {
+    let company = Company::new("git.example");
+    let home = company.place.path("home");
+    let git = Git::find(&home).unwrap();
+    let plain = GitServer::start(&company.place.path("forge"), TOKEN);
+    let port = plain.address.port();
+    let ask = |host: &str, address: [u8; 4]| {
+        let call = git.call("ls-remote").pinned((host, port), &[address.into()]);
+        let url = format!("http://{host}:{port}/o/site.git");
+        call.word("--").word(url).text().unwrap_err().to_string()
+    };
+    // A server is there, and wants to know who asks.
+    let heard = ask("git.example", [127, 0, 0, 1]);
+    assert!(heard.contains("could not read Username"), "{heard}");
+    // Nothing listens there, although it does at the address that the name has.
+    let elsewhere = ask("localhost", [127, 0, 0, 2]);
+    assert!(elsewhere.contains("Failed to connect"), "{elsewhere}");
+}
+
 /// L6: what cannot be a proxy is refused before anything is done, and not repeated.
 #[test]
 fn what_is_no_proxy_is_refused() {
@@ -126,21 +188,26 @@ impl Company {
         self.authority.file.clone()
     }
 
-    fn mirror(&self, url: &str, network: Network) -> Mirror {
+    fn mirror(&self, url: &str, network: Network, reach: Reach) -> Mirror {
         let state = self.place.path("state");
         let git = Git::find(Path::new(&state.join("home"))).unwrap().over(network);
-        Mirror::open(&git, &state, &url.parse().unwrap()).unwrap()
+        let repository: Repository = url.parse().unwrap();
+        Mirror::open(&git, &state, &repository.within(reach)).unwrap()
     }
 
     fn ask(&self, url: &str, network: Network) -> Result<(), Error> {
-        let mirror = self.mirror(url, network);
+        self.ask_within(url, network, Reach::Named)
+    }
+
+    fn ask_within(&self, url: &str, network: Network, reach: Reach) -> Result<(), Error> {
+        let mirror = self.mirror(url, network, reach);
         let lease = mirror.lease(&BranchKey::parse("ask").unwrap())?;
         mirror.ensure_branch(&lease, None, Some(&Secret::new(TOKEN))).map(drop)
     }
 
     /// A run's work, from that remote and back to it.
     fn relays(&self, url: &str, network: Network) {
-        let mirror = self.mirror(url, network);
+        let mirror = self.mirror(url, network, Reach::Named);
         let token = Secret::new(TOKEN);
         let place = Place {
             mirror,

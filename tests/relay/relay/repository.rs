@@ -1,5 +1,6 @@
 //! Which repository a URL names.
 
+use cogni_gateway::base::reach::Reach;
 use cogni_gateway::relay::repository::Repository;
 
 /// L6: whatever people copy names the same repository, over HTTPS, where a token is good.
@@ -12,6 +13,9 @@ fn every_spelling_of_a_repository_is_the_same_one() {
         "git@github.com:acme/site.git",
         "ssh://git@github.com/acme/site.git",
         "ssh://git@github.com:22/acme/site",
+        "ssh://git@github.com.:22/acme/site",
+        "https://github.com./acme/site",
+        "https://github.com:/acme/site",
     ] {
         let repository: Repository = url.parse().unwrap();
         assert_eq!(repository.key(), "github.com/acme/site", "{url}");
@@ -46,9 +50,7 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
     ]
     .map(|url| (url, url.parse::<Repository>().unwrap_err().to_string()));
     assert!(answers.iter().all(|(_, answer)| !answer.contains("hunter2")));
-    let told = answers.map(|(url, answer)| {
-        format!("{url}: {}", answer.split_once(';').unwrap().0.replace("the repository's URL ", ""))
-    });
+    let told = answers.map(|(url, answer)| told(url, &answer));
     insta::assert_snapshot!(told.join("\n"), @r"
     https://hunter2@github.com/acme/site: holds a user or a password, which has no place there
     https://u:hunter2@github.com/acme/site: holds a user or a password, which has no place there
@@ -75,6 +77,50 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
     ");
 }
 
+/// A3: a host has one spelling: what resolvers take for an address in their own ways is none, and neither is what has a user in it.
+#[test]
+fn a_host_that_can_be_read_in_two_ways_is_refused() {
+    let told = [
+        "https://127.1/acme/site",
+        "https://2130706433/acme/site",
+        "https://0x7f000001/acme/site",
+        "https://0177.0.0.1/acme/site",
+        "https://localhost../acme/site",
+        "https://[::1%25lo]/acme/site",
+        "https://[::1/acme/site",
+        "https://github.com:70000/acme/site",
+        "https://github.com:0/acme/site",
+        "ssh://git@127.1/acme/site",
+        "git@0x7f.1:acme/site",
+        "git@github.com@evil.example:acme/site",
+        "ssh://git@github.com@evil.example/acme/site",
+        "ssh://git@github.com:hunter2@evil.example/acme/site",
+    ]
+    .map(|url| told(url, &url.parse::<Repository>().unwrap_err().to_string()));
+    assert!(told.iter().all(|told| !told.split_once(": ").unwrap().1.contains("hunter2")));
+    insta::assert_snapshot!(told.join("\n"), @r"
+    https://127.1/acme/site: has a host that is neither a name nor an address in full
+    https://2130706433/acme/site: has a host that is neither a name nor an address in full
+    https://0x7f000001/acme/site: has a host that is neither a name nor an address in full
+    https://0177.0.0.1/acme/site: has a host that is neither a name nor an address in full
+    https://localhost../acme/site: has a host that is neither a name nor an address in full
+    https://[::1%25lo]/acme/site: has characters that it cannot have
+    https://[::1/acme/site: is not a URL
+    https://github.com:70000/acme/site: has a port that there is not
+    https://github.com:0/acme/site: has a port that there is not
+    ssh://git@127.1/acme/site: has a host that is neither a name nor an address in full
+    git@0x7f.1:acme/site: has a host that is neither a name nor an address in full
+    git@github.com@evil.example:acme/site: holds a user or a password, which has no place there
+    ssh://git@github.com@evil.example/acme/site: holds a user or a password, which has no place there
+    ssh://git@github.com:hunter2@evil.example/acme/site: holds a user or a password, which has no place there
+    ");
+}
+
+/// What a refusal says of a URL, without what it says of all.
+fn told(url: &str, answer: &str) -> String {
+    format!("{url}: {}", answer.split_once(';').unwrap().0.replace("the repository's URL ", ""))
+}
+
 #[test]
 fn a_repository_on_this_machine_is_its_path() {
     for spelling in ["file:///srv/git/site.git", "/srv/git/site.git", "/srv//git/./site.git/"] {
@@ -82,4 +128,18 @@ fn a_repository_on_this_machine_is_its_path() {
         assert_eq!(repository.key(), "file:///srv/git/site.git");
         assert!(repository.hosted().is_none());
     }
+}
+
+/// A3: how far its host may lead is written down with a repository, and a row of an earlier version has begun already.
+#[test]
+fn a_repository_that_is_written_down_leads_no_further_afterwards() {
+    let named: Repository = "https://git.example/acme/site".parse().unwrap();
+    for reach in [Reach::Public, Reach::Named] {
+        let repository = named.clone().within(reach);
+        let text = serde_json::to_string(&repository).unwrap();
+        let read: Repository = serde_json::from_str(&text).unwrap();
+        assert_eq!((read.hosted().unwrap().reach(), &read), (reach, &repository), "{text}");
+    }
+    let earlier = r#"{"repository":"https://git.example/acme/site.git"}"#;
+    assert_eq!(serde_json::from_str::<Repository>(earlier).unwrap(), named);
 }

@@ -53,6 +53,44 @@ async fn the_books_name_the_agent_that_runs() {
     place.stop(service);
 }
 
+/// A tenant that may work on any forge reaches no host of a private network, whatever it is called; and how far a host's name
+/// may lead is with its run until git asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenants_repository_is_on_the_internet() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let (wide, named) =
+        (place.grant(&["--repo", "*"]), place.grant(&["--repo", "https://nowhere.invalid/*"]));
+    let at = |host: &str| {
+        let mut body = asked("fake");
+        body["repo"] = json!(format!("https://{host}/acme/site"));
+        body["branch_key"] = json!("task-1");
+        body
+    };
+    for (host, status, code) in [
+        ("127.1", 422, "invalid_request"),
+        ("0x7f000001", 422, "invalid_request"),
+        ("127.0.0.1", 403, "forbidden_repo"),
+        ("0.0.0.0", 403, "forbidden_repo"),
+        ("[::ffff:127.0.0.1]", 403, "forbidden_repo"),
+        ("localhost.", 403, "forbidden_repo"),
+        ("169.254.169.254", 403, "forbidden_repo"),
+        ("10.0.0.1", 403, "forbidden_repo"),
+    ] {
+        let answer = wide.post("/api/v1/runs", &at(host)).await;
+        let told = answer.json()["error"]["code"].clone();
+        assert_eq!((answer.status.as_u16(), told), (status, json!(code)), "{host}");
+    }
+    for (grant, said) in [(&wide, "no address on the internet"), (&named, "cannot be looked up")] {
+        let answer = grant.post("/api/v1/runs", &at("nowhere.invalid")).await;
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        let row = grant.ended(answer.json()["id"].as_str().unwrap()).await;
+        assert_eq!(row["error_code"], "branch_unavailable", "{row}");
+        assert!(row.to_string().contains(said), "{row}");
+    }
+    place.stop(service);
+}
+
 /// A revoked grant loses its streams at the next event; its runs end where the revocation says so, and chats in any case.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grant_loses_its_streams_and_its_runs() {

@@ -1,0 +1,263 @@
+//! Which addresses a host's name may lead to, by who has named the host.
+//!
+//! A name does not say where it leads: many public names are names of the loopback address, and a name may have another
+//! address each time it is looked up. So the addresses are judged, and the caller connects to those and looks no name up again.
+//!
+//! **Invariant:** no host leads to a link-local, multicast, unspecified or reserved address, where clouds keep credentials.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+use serde::{Deserialize, Serialize};
+
+/// The addresses that a host may have.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    /// Addresses on the internet, without this machine's own: somebody else has named the host.
+    #[default]
+    Public,
+    /// Addresses in private networks and on this machine, too: the operator has named the host.
+    Named,
+}
+
+/// Why a host cannot be connected to.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    #[error("`{host}` cannot be looked up")]
+    Unknown { host: String, source: io::Error },
+    #[error("`{host}` has no address that a server can have")]
+    Unusable { host: String },
+    /// The text is the same for a name that does not exist: it tells nobody which names a private network has.
+    #[error("`{host}` has no address on the internet")]
+    NotPublic { host: String },
+}
+
+/// What an address is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Public,
+    Private,
+    Loopback,
+    /// No server that anybody means has such an address.
+    Reserved,
+}
+
+impl Reach {
+    /// Whether a host can be allowed by its text. A name that passes has yet to be looked up.
+    pub fn allows_host(self, host: &str) -> bool {
+        match host.parse() {
+            Ok(address) => self.allows(address),
+            Err(_) => is_host(host) && (self == Self::Named || !is_local_name(host)),
+        }
+    }
+
+    /// Whether an address may be connected to, as far as the address itself says.
+    pub fn allows(self, address: IpAddr) -> bool {
+        match purpose(address) {
+            Purpose::Public => true,
+            Purpose::Private | Purpose::Loopback => self == Self::Named,
+            Purpose::Reserved => false,
+        }
+    }
+
+    /// Looks a host up, and returns the addresses that may be connected to; there is at least one. Blocks.
+    ///
+    /// # Errors
+    /// The host has no such address.
+    pub fn addresses(self, host: &str, port: u16) -> Result<Vec<IpAddr>, HostError> {
+        let found = look_up(host, port);
+        let may_be = |address: &IpAddr| {
+            self.allows(*address) && (self == Self::Named || !is_of_this_machine(*address))
+        };
+        let allowed = |found: Vec<IpAddr>| -> Vec<_> {
+            found.into_iter().filter(may_be).take(MAX_ADDRESSES).collect()
+        };
+        let host = host.to_owned();
+        match (self, found.map(allowed)) {
+            (_, Ok(allowed)) if !allowed.is_empty() => Ok(allowed),
+            (Self::Public, _) => Err(HostError::NotPublic { host }),
+            (Self::Named, Ok(_)) => Err(HostError::Unusable { host }),
+            (Self::Named, Err(source)) => Err(HostError::Unknown { host, source }),
+        }
+    }
+}
+
+/// Whether a text is a host in the one spelling that every program reads alike: an address in full, or a name. Resolvers take
+/// what ends in a number for an address, whose parts may be octal, hexadecimal or missing.
+pub fn is_host(text: &str) -> bool {
+    if text.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let last = text.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    let is_number = match last.strip_prefix("0x") {
+        Some(digits) => digits.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        None => last.bytes().all(|byte| byte.is_ascii_digit()),
+    };
+    text.len() <= MAX_NAME_BYTES && text.split('.').all(is_label) && !is_number
+}
+
+/// Whether a name is this machine's wherever it is looked up (RFC 6761, section 6.3).
+fn is_local_name(host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    host == "localhost" || host.ends_with(".localhost")
+}
+
+fn look_up(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
+    if let Ok(address) = host.parse() {
+        return Ok(vec![address]);
+    }
+    // No resolver is asked for these: one that knows better would be wrong.
+    if is_local_name(host) {
+        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+    }
+    let found = (host, port).to_socket_addrs()?;
+    Ok(found.map(|address| address.ip()).collect())
+}
+
+/// Whether the kernel takes an address for one of this machine's: a connection to such an address comes from that address.
+/// Connecting a datagram socket sends nothing.
+fn is_of_this_machine(address: IpAddr) -> bool {
+    let any: SocketAddr = match address {
+        IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let source = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect((address, DISCARD))?;
+        socket.local_addr()
+    });
+    source.is_ok_and(|source| source.ip() == address)
+}
+
+fn purpose(address: IpAddr) -> Purpose {
+    match address {
+        IpAddr::V4(address) => purpose_v4(address),
+        IpAddr::V6(address) => match embedded(address) {
+            Some(address) => purpose_v4(address),
+            None => purpose_v6(address),
+        },
+    }
+}
+
+/// The address that a translator, or this machine itself, connects to in place of an IPv6 address.
+fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    if let Some(address) = address.to_ipv4_mapped() {
+        return Some(address);
+    }
+    let segments = address.segments();
+    let [high, low] = if is_in(address, NAT64) {
+        [segments[6], segments[7]]
+    } else if segments[0] == SIX_TO_FOUR {
+        [segments[1], segments[2]]
+    } else {
+        return None;
+    };
+    Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)))
+}
+
+fn purpose_v4(address: Ipv4Addr) -> Purpose {
+    let is_one_of = |nets: &[(Ipv4Addr, u32)]| {
+        nets.iter().any(|(net, bits)| {
+            let shift = 32 - bits;
+            address.to_bits() >> shift == net.to_bits() >> shift
+        })
+    };
+    if is_one_of(&RESERVED_V4) {
+        Purpose::Reserved
+    } else if address.is_loopback() {
+        Purpose::Loopback
+    } else if is_one_of(&PRIVATE_V4) {
+        Purpose::Private
+    } else {
+        Purpose::Public
+    }
+}
+
+fn purpose_v6(address: Ipv6Addr) -> Purpose {
+    // All that is given out lies in 2000::/3 (IANA's registry of IPv6 global unicast addresses).
+    let is_given_out = address.segments()[0] & 0xe000 == 0x2000;
+    let is_one_of = |nets: &[(Ipv6Addr, u32)]| nets.iter().any(|net| is_in(address, *net));
+    if address.is_loopback() {
+        Purpose::Loopback
+    } else if is_one_of(&RESERVED_V6) {
+        Purpose::Reserved
+    } else if is_one_of(&PRIVATE_V6) {
+        Purpose::Private
+    } else if is_given_out {
+        Purpose::Public
+    } else {
+        Purpose::Reserved
+    }
+}
+
+fn is_in(address: Ipv6Addr, (net, bits): (Ipv6Addr, u32)) -> bool {
+    let shift = 128 - bits;
+    address.to_bits() >> shift == net.to_bits() >> shift
+}
+
+/// IANA's registry of special-purpose IPv4 addresses, without those in [`PRIVATE_V4`], and where clouds tell a machine's credentials.
+const RESERVED_V4: [(Ipv4Addr, u32); 8] = [
+    (Ipv4Addr::UNSPECIFIED, 8),
+    // Alibaba Cloud's metadata, in the middle of shared addresses.
+    (Ipv4Addr::new(100, 100, 100, 200), 32),
+    // Azure's platform, although it is a public address.
+    (Ipv4Addr::new(168, 63, 129, 16), 32),
+    // Link-local, with the metadata of most clouds.
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    // Protocols, with Oracle Cloud's metadata.
+    (Ipv4Addr::new(192, 0, 0, 0), 24),
+    (Ipv4Addr::new(192, 88, 99, 0), 24),
+    // Multicast; reserved and broadcast.
+    (Ipv4Addr::new(224, 0, 0, 0), 4),
+    (Ipv4Addr::new(240, 0, 0, 0), 4),
+];
+
+/// Networks of companies and providers (RFC 1918, RFC 6598), of tests between them (RFC 2544) and of examples (RFC 5737), which
+/// laboratories use as well.
+const PRIVATE_V4: [(Ipv4Addr, u32); 8] = [
+    (Ipv4Addr::new(10, 0, 0, 0), 8),
+    (Ipv4Addr::new(100, 64, 0, 0), 10),
+    (Ipv4Addr::new(172, 16, 0, 0), 12),
+    (Ipv4Addr::new(192, 168, 0, 0), 16),
+    (Ipv4Addr::new(192, 0, 2, 0), 24),
+    (Ipv4Addr::new(198, 18, 0, 0), 15),
+    (Ipv4Addr::new(198, 51, 100, 0), 24),
+    (Ipv4Addr::new(203, 0, 113, 0), 24),
+];
+
+/// What in `2000::/3` and `fc00::/7` is no server's: protocols (Teredo among them), metadata of AWS and Google Cloud.
+const RESERVED_V6: [(Ipv6Addr, u32); 3] = [
+    (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
+    (Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), 128),
+    (Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
+];
+
+/// Networks of companies (RFC 4193) and of examples (RFC 3849, RFC 9637).
+const PRIVATE_V6: [(Ipv6Addr, u32); 3] = [
+    (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7),
+    (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
+    (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
+];
+
+/// A translator's addresses, the last 32 bits of which are the IPv4 address that the translator connects to (RFC 6052).
+const NAT64: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+
+/// The first 16 bits of an address that has its relay's IPv4 address behind them (RFC 3056).
+const SIX_TO_FOUR: u16 = 0x2002;
+
+/// The longest name in DNS, without the dot at its end (RFC 1035).
+const MAX_NAME_BYTES: usize = 253;
+
+/// A host with more addresses is reached by these; a resolver may be told thousands.
+const MAX_ADDRESSES: usize = 16;
+
+/// A port, as the kernel wants one; nothing is sent there.
+const DISCARD: u16 = 9;

@@ -1,0 +1,223 @@
+//! A3: which addresses a host may have whose name a tenant gives, and which one that the operator has named.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+
+use cogni_gateway::base::reach::{HostError, Reach, is_host};
+use proptest::prelude::*;
+
+/// A3: a host that a tenant names is on the internet; one that the operator names may be in a private network, too; and no
+/// host is where a cloud tells a machine's credentials.
+#[test]
+fn an_address_is_allowed_by_what_it_is_for() {
+    let public =
+        ["140.82.121.4", "1.1.1.1", "172.15.255.255", "172.32.0.0", "100.63.0.1", "100.128.0.1"];
+    let public_v6 =
+        ["2606:50c0:8000::154", "2a00:1450::1", "64:ff9b::8c52:7904", "2002:8c52:7904::1"];
+    let private = [
+        "10.0.0.1",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "100.64.0.1",
+        "100.127.255.255",
+        "192.0.2.1",
+        "198.51.100.1",
+        "203.0.113.1",
+        "2001:db8::1",
+        "3fff::1",
+        "198.18.0.1",
+        "127.0.0.1",
+        "127.255.255.254",
+        "::1",
+        "fc00::1",
+        "fd12:3456::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a00:1",
+        "2002:7f00:1::",
+        "2002:c0a8:101::1",
+    ];
+    let allowed = |reach: Reach, text: &str| {
+        assert_eq!(reach.allows_host(text), reach.allows(text.parse().unwrap()), "{text}");
+        reach.allows_host(text)
+    };
+    for address in public.into_iter().chain(public_v6) {
+        assert!(allowed(Reach::Public, address) && allowed(Reach::Named, address), "{address}");
+    }
+    for address in private {
+        assert!(!allowed(Reach::Public, address) && allowed(Reach::Named, address), "{address}");
+    }
+    for address in NEVER {
+        assert!(!allowed(Reach::Public, address) && !allowed(Reach::Named, address), "{address}");
+    }
+}
+
+/// A3: a host has one spelling. What resolvers take for an address, in whatever way, is no name.
+#[test]
+fn a_host_is_a_name_or_an_address_in_full() {
+    for good in [
+        "github.com",
+        "git",
+        "a-b.c_d.example",
+        "127.0.0.1.example",
+        "1.2.3.4",
+        "::1",
+        "0x7f.example",
+        "xn--bcher-kva.example",
+    ] {
+        assert!(is_host(good), "{good}");
+    }
+    for odd in [
+        "127.1",
+        "127.0.1",
+        "0",
+        "2130706433",
+        "017700000001",
+        "0177.0.0.1",
+        "0x7f000001",
+        "0x7F.0x0.0x0.0x1",
+        "0x",
+        "127.0.0.0x1",
+        "256.256.256.256",
+        "1.2.3.4.5",
+        "host.1",
+        "127.0.0.01",
+        "",
+        ".",
+        "a..b",
+        ".a",
+        "a.",
+        "localhost.",
+        "-a",
+        "a-.b",
+        "a b",
+        "a:1",
+        "[::1]",
+        "::1%lo",
+        "fe80::1%1",
+        "a/b",
+        "a@b",
+        "a,b",
+        "ａ",
+        "a\n",
+        "*",
+    ] {
+        assert!(!is_host(odd), "{odd}");
+        assert!(!Reach::Named.allows_host(odd) && !Reach::Public.allows_host(odd), "{odd}");
+    }
+    assert!(
+        !is_host(&"a.".repeat(127))
+            && is_host(&("a.".repeat(126) + "a"))
+            && !is_host(&("a.".repeat(127) + "a"))
+    );
+    for local in ["localhost", "LOCALHOST", "x.localhost", "a.b.LocalHost"] {
+        assert!(Reach::Named.allows_host(local) && !Reach::Public.allows_host(local), "{local}");
+    }
+    assert!(Reach::Public.allows_host("localhost.example"));
+}
+
+/// A3: the addresses are those that may be connected to, and a name that leads to none says so without telling more.
+#[test]
+fn a_name_is_judged_by_what_it_leads_to() {
+    let local: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    for name in ["localhost", "x.localhost"] {
+        assert_eq!(Reach::Named.addresses(name, 80).unwrap(), local, "{name}");
+    }
+    let told = |host: &str| Reach::Public.addresses(host, 80).unwrap_err().to_string();
+    for host in ["localhost", "127.0.0.1", "::1", "169.254.169.254", "10.0.0.1", "nowhere.invalid"]
+    {
+        assert_eq!(told(host), format!("`{host}` has no address on the internet"));
+    }
+    let unknown = Reach::Named.addresses("nowhere.invalid", 80).unwrap_err();
+    assert!(matches!(unknown, HostError::Unknown { .. }), "{unknown}");
+    let unusable = Reach::Named.addresses("169.254.169.254", 80).unwrap_err();
+    assert!(matches!(unusable, HostError::Unusable { .. }), "{unusable}");
+    assert_eq!(Reach::Public.addresses("1.1.1.1", 443).unwrap(), [IpAddr::from([1, 1, 1, 1])]);
+}
+
+/// A3: whatever addresses this machine has, a tenant's host is none of them.
+#[test]
+fn no_address_of_this_machine_is_on_the_internet() {
+    // The one that it would call others from; a machine without a network has none.
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+    if socket.connect(("1.1.1.1", 9)).is_err() {
+        return;
+    }
+    let own = socket.local_addr().unwrap().ip().to_string();
+    assert!(Reach::Public.addresses(&own, 80).is_err(), "{own}");
+    assert_eq!(Reach::Named.addresses(&own, 80).unwrap().len(), 1);
+}
+
+proptest! {
+    /// An IPv4 address is the same one however IPv6 writes it.
+    #[test]
+    fn an_address_within_another_is_judged_as_itself(bits: u32) {
+        let address = Ipv4Addr::from(bits);
+        let [a, b, c, d] = address.octets();
+        let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        let written = [
+            address.to_ipv6_mapped(),
+            Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
+            Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
+        ];
+        for reach in [Reach::Public, Reach::Named] {
+            for within in written {
+                prop_assert_eq!(reach.allows(within.into()), reach.allows(address.into()), "{}", within);
+            }
+        }
+        // What this library knows of an address, the table knows, too.
+        let is_odd = address.is_loopback() || address.is_link_local() || address.is_private() || address.is_multicast()
+            || address.is_unspecified() || address.is_broadcast() || address.is_documentation();
+        prop_assert!(!is_odd || !Reach::Public.allows(address.into()), "{}", address);
+    }
+
+    /// What is taken for a name is never what the system's resolver takes for an address by itself.
+    #[test]
+    fn a_name_is_no_address_of_another_spelling(text in "(0[xX])?[0-9a-fA-F]{1,10}(\\.(0[xX])?[0-9a-fA-F]{0,6}){0,3}") {
+        let text = &*text;
+        let is_numeric = |part: &str| {
+            let lower = part.to_ascii_lowercase();
+            match lower.strip_prefix("0x") {
+                Some(digits) => digits.bytes().all(|byte| byte.is_ascii_hexdigit()),
+                None => !lower.is_empty() && lower.bytes().all(|byte| byte.is_ascii_digit()),
+            }
+        };
+        if text.split('.').all(is_numeric) && text.parse::<Ipv4Addr>().is_err() {
+            prop_assert!(!is_host(text), "{}", text);
+        }
+    }
+}
+
+/// No server that anybody means has one of these addresses.
+const NEVER: &[&str] = &[
+    "0.0.0.0",
+    "0.1.2.3",
+    "169.254.169.254",
+    "169.254.0.1",
+    "192.0.0.192",
+    "192.88.99.1",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.255",
+    "168.63.129.16",
+    "100.100.100.200",
+    "::",
+    "::127.0.0.1",
+    "fe80::1",
+    "febf::1",
+    "fec0::1",
+    "ff02::1",
+    "fd00:ec2::254",
+    "fd20:ce::254",
+    "2001::1",
+    "64:ff9b:1::7f00:1",
+    "100::1",
+    "::ffff:0.0.0.0",
+    "::ffff:169.254.169.254",
+    "64:ff9b::a9fe:a9fe",
+    "2002:a9fe:a9fe::1",
+    "4000::1",
+    "::ffff:0:7f00:1",
+];
