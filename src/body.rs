@@ -81,6 +81,8 @@ pub struct Call {
     pub requested_output: Option<Tokens>,
     /// How many answers the model writes for it.
     pub choices: u32,
+    /// How often the model reads and writes for it: twice where it shortens the conversation first.
+    pub passes: u32,
     /// See [`estimate`].
     pub input_estimate: Tokens,
     /// What is changed in the body, and why.
@@ -115,6 +117,7 @@ pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
     call.stream = asked.stream;
     call.requested_output = asked.output;
     call.choices = asked.choices.max(1).saturating_mul(asked.prompts.max(1));
+    call.passes = if found.is_compacted { 2 } else { 1 };
     call.use_model(policy, asked.model)?;
     call.input_estimate = input(bytes, &found, call.model.as_deref().unwrap_or_default());
     if !policy.capabilities.contains(&Capability::StoredState) {
@@ -163,9 +166,14 @@ fn check_cache(found: &Found) -> Result<(), Refusal> {
 }
 
 impl Call {
-    /// The most tokens that all answers together may have; `None` where the client set no limit.
+    /// The most tokens that all texts together may have; `None` where the client set no limit.
     pub fn output(&self) -> Option<Tokens> {
-        self.requested_output.map(|limit| Tokens(limit.0.saturating_mul(self.choices.into())))
+        self.requested_output.map(|limit| Tokens(limit.0.saturating_mul(self.texts().into())))
+    }
+
+    /// How many texts the model writes, each as long as the limit: the answers, in each of its passes.
+    pub fn texts(&self) -> u32 {
+        self.choices.max(1).saturating_mul(self.passes.max(1))
     }
 
     /// Sends the call to another model, by the upstream's name.
@@ -248,6 +256,7 @@ impl Default for Call {
             usage_chunk: UsageChunk::Show,
             requested_output: None,
             choices: 1,
+            passes: 1,
             input_estimate: Tokens::ZERO,
             changes: Vec::new(),
             route: None,

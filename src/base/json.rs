@@ -254,7 +254,7 @@ impl<W: Watch> Scanner<W> {
             },
         };
         let depth = self.keys.depth();
-        if depth > 0 && self.watch.value(depth, kind) {
+        if depth > 0 && self.watch.value(depth, kind, at) {
             self.start.begin(&mut self.keys.name);
         }
         match depth {

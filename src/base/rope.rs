@@ -82,6 +82,16 @@ impl Rope {
         first.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
     }
 
+    /// The bytes from an offset on, one after the other.
+    pub fn bytes_from(&self, offset: u64) -> impl Iterator<Item = u8> {
+        let mut before = offset;
+        self.pieces.iter().flat_map(move |piece| {
+            let skipped = clamp(before, piece.len());
+            before -= skipped as u64;
+            piece[skipped..].iter().copied()
+        })
+    }
+
     /// Replaces each range by the bytes that come with it.
     ///
     /// # Panics

@@ -52,8 +52,9 @@ pub(super) struct Inside {
     field: &'static str,
     /// What the next value is.
     next: Place,
-    /// The value whose text is wanted.
+    /// The value whose text is wanted, and where that begins in the body.
     text: Place,
+    text_at: u64,
     open: Vec<Open>,
     /// Arrays and objects open within one that is opaque, it included.
     opaque: u32,
@@ -75,8 +76,9 @@ struct Open {
     has_schema: bool,
     /// Of a tool: whether it has a name that LiteLLM takes for its own search.
     search: Search,
-    /// Whether it is a document.
+    /// Whether it is said to be a document, and whether one was seen in it.
     is_document: bool,
+    has_document: bool,
     /// Of a source or a part: whether it is text, and whether it has an address.
     is_text: bool,
     has_address: bool,
@@ -100,6 +102,7 @@ impl Inside {
             field: "",
             next: Place::Opaque,
             text: Place::Opaque,
+            text_at: 0,
             open: Vec::new(),
             opaque: 0,
             found: Found::default(),
@@ -147,18 +150,14 @@ impl Inside {
             self.needs(Capability::RemoteMedia, b"url");
         }
         match Medium::of(text) {
-            Some(Medium::Document) => self.document(),
-            Some(medium) => self.found.media.add(medium),
-            None if is_remote => self.found.media.add(Medium::Image(REMOTE)),
+            Some(medium) => {
+                self.found.media.note(medium, self.text_at);
+                if let Some(open) = self.open.last_mut().filter(|_| medium == Medium::Document) {
+                    open.has_document = true;
+                }
+            }
+            None if is_remote => self.found.media.fetch(1),
             None => (),
-        }
-    }
-
-    /// The innermost is a document.
-    fn document(&mut self) {
-        match self.open.last_mut() {
-            Some(open) => open.is_document = true,
-            None => self.found.media.add(Medium::Document),
         }
     }
 
@@ -262,7 +261,11 @@ impl Inside {
                 let is_web = text.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(b"http"));
                 self.address(text, !is_web && is_address(text));
             }
-            Place::MediaType if text.eq_ignore_ascii_case(b"application/pdf") => self.document(),
+            Place::MediaType if text.eq_ignore_ascii_case(b"application/pdf") => {
+                if let Some(open) = self.open.last_mut() {
+                    open.is_document = true;
+                }
+            }
             Place::CacheTime => self.found.has_long_cache |= !matches!(text, b"5m" | b"1h"),
             Place::Edits => self.found.is_compacted |= text.starts_with(b"compact"),
             _ => (),
@@ -318,7 +321,7 @@ impl Inside {
             Place::ToolType if !is_null => self.needs(Capability::UnknownTools, b"type"),
             Place::FileId if !is_null => {
                 self.needs(Capability::FileIds, b"file_id");
-                self.found.media.add(Medium::Document);
+                self.found.media.add_document();
             }
             Place::CacheTime if !is_null => self.found.has_long_cache = true,
             _ => (),
@@ -351,7 +354,7 @@ impl Watch for Inside {
         };
     }
 
-    fn value(&mut self, depth: usize, kind: Kind) -> bool {
+    fn value(&mut self, depth: usize, kind: Kind, at: u64) -> bool {
         let is_open = matches!(kind, Kind::Array | Kind::Object);
         if self.opaque > 0 {
             self.opaque += u32::from(is_open);
@@ -376,6 +379,7 @@ impl Watch for Inside {
         let is_read = kind == Kind::String && place.is_read();
         if is_read {
             self.text = place;
+            self.text_at = at + QUOTE;
         } else {
             self.mistyped(place, kind);
         }
@@ -406,8 +410,8 @@ impl Watch for Inside {
         if open.has_address && !open.is_text {
             self.needs(Capability::RemoteMedia, b"url");
         }
-        if open.is_document {
-            self.found.media.add(Medium::Document);
+        if open.is_document && !open.has_document {
+            self.found.media.add_document();
         }
         let is_search = match open.search {
             Search::None => false,
@@ -441,11 +445,12 @@ impl Open {
             has_schema: false,
             search: Search::None,
             is_document: false,
+            has_document: false,
             is_text: false,
             has_address: false,
         }
     }
 }
 
-/// Tokens of what is fetched: as a large image.
-const REMOTE: u64 = 6000;
+/// Before a text.
+const QUOTE: u64 = 1;

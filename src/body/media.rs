@@ -1,37 +1,87 @@
-//! What images and documents cost at least that a request carries, by how their bytes begin.
+//! What images and documents cost at least that a request carries, by their own first bytes.
 //!
-//! They are compressed: a page of a document that a provider bills with 3,000 tokens can be 100 bytes long.
-//! So what is reserved for them goes by what they are, beside their length.
+//! They are compressed: a page of a document that a provider bills with 3,000 tokens can be 100 bytes long. So what is
+//! reserved for them goes by what they are, beside their length. While a body is scanned, only the places of media are
+//! noted; they are read when the body is complete.
+//!
+//! **Invariant:** what cannot be read, says nothing or says what cannot be is taken for the most that such a medium costs, or for
+//! a long document.
 
-/// What one medium is taken for.
+mod base64;
+mod document;
+mod image;
+
+use self::base64::{Base64, decode};
+use crate::base::rope::Rope;
+
+/// What a text is that carries a medium, by how the text begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Medium {
-    /// With the tokens of a frontier model.
-    Image(u64),
+    Image,
     Document,
 }
 
 /// The media of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Media {
+    /// With the tokens of a frontier model.
     images: u64,
     documents: u64,
+    /// Those that are in the body, until they are read: where each text begins.
+    inline: Vec<(Medium, u64)>,
 }
 
 impl Media {
-    pub(super) fn add(&mut self, medium: Medium) {
-        match medium {
-            Medium::Image(tokens) => self.images = self.images.saturating_add(tokens),
-            Medium::Document => self.documents = self.documents.saturating_add(1),
+    /// Notes a medium whose text begins at this offset of the body.
+    pub(super) fn note(&mut self, medium: Medium, at: u64) {
+        if self.inline.len() < MAX_READ {
+            self.inline.push((medium, at));
+        } else {
+            self.add(medium, None);
+        }
+    }
+
+    /// Counts a document of which nothing can be read.
+    pub(super) fn add_document(&mut self) {
+        self.add(Medium::Document, None);
+    }
+
+    /// Counts so many media that are fetched: as large images.
+    pub(super) fn fetch(&mut self, count: u64) {
+        self.images = self.images.saturating_add(count.saturating_mul(image::MAX_TOKENS));
+    }
+
+    /// Reads what was noted, from the complete body.
+    pub(super) fn read(&mut self, body: &Rope) {
+        let mut left = MAX_READ_BYTES;
+        for (medium, at) in std::mem::take(&mut self.inline) {
+            let most = left.min(match medium {
+                Medium::Image => image::MAX_HEAD_BYTES,
+                Medium::Document => document::MAX_BYTES,
+            });
+            let mut bytes = decode(body, at, most);
+            let tokens = match medium {
+                Medium::Image => image::tokens(&mut bytes),
+                Medium::Document => document::tokens(&mut bytes),
+            };
+            left -= bytes.read();
+            self.add(medium, tokens);
         }
     }
 
     /// Tokens of all of them, for a model.
-    pub(super) fn tokens(self, model: &str) -> u64 {
+    pub(super) fn tokens(&self, model: &str) -> u64 {
         // OpenAI bills images of this model with 33 times the tokens of its others.
         let factor = if model.contains("gpt-4o-mini") { 33 } else { 1 };
-        let documents = self.documents.saturating_mul(DOCUMENT);
-        self.images.saturating_mul(factor).saturating_add(documents)
+        self.images.saturating_mul(factor).saturating_add(self.documents)
+    }
+
+    fn add(&mut self, medium: Medium, tokens: Option<u64>) {
+        let (sum, unread) = match medium {
+            Medium::Image => (&mut self.images, image::MAX_TOKENS),
+            Medium::Document => (&mut self.documents, document::UNREAD_TOKENS),
+        };
+        *sum = sum.saturating_add(tokens.unwrap_or(unread));
     }
 }
 
@@ -48,8 +98,7 @@ impl Medium {
             start.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
         };
         if is(b"image/") {
-            let at = memchr::memchr(b',', start).map_or(start.len(), |comma| comma + 1);
-            return Self::of_base64(&start[at..]).or(Some(Self::Image(IMAGE)));
+            return Some(Self::Image);
         }
         is(b"application/").then_some(Self::Document)
     }
@@ -59,79 +108,18 @@ impl Medium {
             return Some(Self::Document);
         }
         let is_image = SIGNATURES.iter().any(|signature| start.starts_with(signature));
-        is_image.then(|| Self::Image(pixels(start).map_or(IMAGE, tokens)))
+        is_image.then_some(Self::Image)
     }
-}
-
-/// The pixels of an image, where they stand in its first bytes: of PNG and GIF.
-fn pixels(start: &[u8]) -> Option<u64> {
-    let mut head = [0; HEAD];
-    let length = decode(start, &mut head);
-    let head = &head[..length];
-    let (width, height) = match head {
-        [0x89, b'P', b'N', b'G', ..] => {
-            let side = |at: usize| Some(u32::from_be_bytes(*head.get(at..)?.first_chunk()?));
-            (side(16)?, side(20)?)
-        }
-        [b'G', b'I', b'F', ..] => {
-            let side = |at: usize| Some(u16::from_le_bytes(*head.get(at..)?.first_chunk()?).into());
-            (side(6)?, side(8)?)
-        }
-        _ => return None,
-    };
-    Some(u64::from(width) * u64::from(height))
-}
-
-/// Reads base64 for as long as it is that and there is room; says how much came of it.
-fn decode(text: &[u8], bytes: &mut [u8; HEAD]) -> usize {
-    let (mut bits, mut count, mut filled) = (0_u32, 0, 0);
-    for digit in text {
-        let sextet = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => break,
-        };
-        bits = bits << 6 | u32::from(sextet);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes[filled] = u8::try_from(bits >> count & 0xff).unwrap_or_default();
-            filled += 1;
-        }
-        if filled == HEAD {
-            break;
-        }
-    }
-    filled
-}
-
-/// Anthropic's rule; OpenAI's and Google's tiles come to less.
-fn tokens(pixels: u64) -> u64 {
-    pixels.div_ceil(PIXELS_PER_TOKEN).clamp(LEAST_IMAGE, MOST_IMAGE)
 }
 
 /// Base64 of the first bytes of PNG, JPEG, GIF and WebP.
 const SIGNATURES: [&[u8]; 4] = [b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR"];
 
-/// The head of a PNG with the size in it.
-const HEAD: usize = 24;
+/// Media of one request that are read; providers take a hundred.
+const MAX_READ: usize = 256;
 
-const PIXELS_PER_TOKEN: u64 = 750;
-
-/// A tile of Google's.
-const LEAST_IMAGE: u64 = 258;
-
-/// All providers scale larger ones down.
-const MOST_IMAGE: u64 = 6000;
-
-/// An image whose size is not in its first bytes.
-const IMAGE: u64 = 4000;
-
-/// A hundred pages, as many as most providers take, of 2,000 tokens.
-const DOCUMENT: u64 = 200_000;
+/// Text of one request that is read for what its media are, beside the reading of all of it.
+const MAX_READ_BYTES: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -140,16 +128,11 @@ mod tests {
     #[test]
     fn a_medium_is_known_by_its_first_bytes() {
         for (start, medium) in [
-            // 2048 x 768.
-            (&b"iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA"[..], Some(Medium::Image(2098))),
-            (
-                b"data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAA",
-                Some(Medium::Image(2098)),
-            ),
-            // One pixel.
-            (b"R0lGODlhAQABAIAAAAAAAP", Some(Medium::Image(258))),
-            (b"/9j/4AAQSkZJRgABAQ", Some(Medium::Image(4000))),
-            (b"data:image/avif;base64,AAAA", Some(Medium::Image(4000))),
+            (&b"iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA"[..], Some(Medium::Image)),
+            (b"data:image/png;base64,iVBORw0KGgo", Some(Medium::Image)),
+            (b"R0lGODlhAQABAIAAAAAAAP", Some(Medium::Image)),
+            (b"/9j/4AAQSkZJRgABAQ", Some(Medium::Image)),
+            (b"data:image/avif;base64,AAAA", Some(Medium::Image)),
             (b"JVBERi0xLjcK", Some(Medium::Document)),
             (b"DATA:application/pdf;base64,AAAA", Some(Medium::Document)),
             (b"data:text/plain,hello", None),

@@ -54,7 +54,9 @@ impl Reader {
     /// See [`Invalid`].
     pub fn finish(self) -> Result<Body, Invalid> {
         let (document, inside) = self.scanner.finish_watched()?;
-        Ok(Body { route: self.route, rope: self.rope, document, found: inside.into_found() })
+        let mut found = inside.into_found();
+        found.media.read(&self.rope);
+        Ok(Body { route: self.route, rope: self.rope, document, found })
     }
 }
 

@@ -75,11 +75,11 @@ impl Admission<'_> {
             is_turn: route.is_turn(),
             input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
             output: call.output(),
-            choices: call.choices,
+            choices: call.texts(),
             price,
         })?;
         if let Some(Tokens(limit)) = reservation.output_limit() {
-            call.limit_output(Tokens(limit / u64::from(call.choices.max(1))));
+            call.limit_output(Tokens(limit / u64::from(call.texts())));
         }
         Ok(reservation)
     }

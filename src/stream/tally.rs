@@ -56,6 +56,7 @@ struct Extra {
     output: u64,
     cache_read: u64,
     cache_write: u64,
+    cache_write_1h: u64,
 }
 
 impl Tally {
@@ -99,6 +100,9 @@ impl Tally {
         let output = self.output.unwrap_or(0).saturating_add(extra.output);
         let cache_read = cache_read.saturating_add(extra.cache_read);
         let cache_write = cache_write.saturating_add(extra.cache_write);
+        // No part is more than its whole, of the passes beside the counts neither.
+        let cache_write_1h = self.cache_write_1h.unwrap_or(0).min(self.cache_write.unwrap_or(0));
+        let cache_write_1h = cache_write_1h.saturating_add(extra.cache_write_1h);
         let cache_read = cache_read.min(input);
         let cache_write = cache_write.min(input - cache_read);
         Some(Usage {
@@ -106,7 +110,7 @@ impl Tally {
             output: Tokens(output),
             cache_read: Tokens(cache_read),
             cache_write: Tokens(cache_write),
-            cache_write_1h: Tokens(self.cache_write_1h.unwrap_or(0).min(cache_write)),
+            cache_write_1h: Tokens(cache_write_1h.min(cache_write)),
             reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
             audio_input: Tokens(audio_input.min(input)),
             audio_output: Tokens(audio_output.min(output)),
@@ -165,8 +169,6 @@ impl Said {
             ),
         };
         let (input_details, output_details) = (details(input_details), details(output_details));
-        let writes = counts.cache_creation.and_then(|writes| object(writes.get().as_bytes()));
-        let CacheCreation { ephemeral_1h_input_tokens } = writes.unwrap_or_default();
         // In a Messages stream LiteLLM's figure leaves the input out.
         let cost = counts.cost.filter(|_| protocol != Protocol::Messages);
         Some(Self {
@@ -175,7 +177,7 @@ impl Said {
             cache_read: count(counts.cache_read_input_tokens)
                 .or(count(input_details.cached_tokens)),
             cache_write: count(counts.cache_creation_input_tokens),
-            cache_write_1h: count(ephemeral_1h_input_tokens),
+            cache_write_1h: kept_for_an_hour(counts.cache_creation),
             reasoning: count(output_details.reasoning_tokens),
             audio_input: count(input_details.audio_tokens),
             audio_output: count(output_details.audio_tokens),
@@ -200,13 +202,21 @@ fn extra(iterations: &RawValue) -> Option<Extra> {
             pass.cache_creation_input_tokens,
         ]
         .map(|number| count(number).unwrap_or(0));
+        let hour = kept_for_an_hour(pass.cache_creation).unwrap_or(0).min(write);
         let whole = input.saturating_add(read).saturating_add(write);
         extra.input = extra.input.saturating_add(whole);
         extra.output = extra.output.saturating_add(output);
         extra.cache_read = extra.cache_read.saturating_add(read);
         extra.cache_write = extra.cache_write.saturating_add(write);
+        extra.cache_write_1h = extra.cache_write_1h.saturating_add(hour);
     }
     Some(extra)
+}
+
+/// The part of what was written to the cache that stays there for an hour.
+fn kept_for_an_hour(writes: Option<&RawValue>) -> Option<u64> {
+    let writes: CacheCreation<'_> = object(writes?.get().as_bytes())?;
+    count(writes.ephemeral_1h_input_tokens)
 }
 
 /// Reads an object; serde alone would take an array for one, by position.
@@ -247,7 +257,7 @@ struct Counts<'a> {
 }
 
 /// How long Anthropic keeps what was written to the cache.
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
 struct CacheCreation<'a> {
     #[serde(borrow)]
     ephemeral_1h_input_tokens: Option<&'a RawValue>,
@@ -266,6 +276,8 @@ struct Pass<'a> {
     cache_read_input_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     cache_creation_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_creation: Option<&'a RawValue>,
 }
 
 #[expect(clippy::struct_field_names, reason = "they are the protocols' names")]

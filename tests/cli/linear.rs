@@ -10,12 +10,16 @@ use std::hint::black_box;
 use std::io::Cursor;
 use std::time::Duration;
 
+use bytes::Bytes;
 use cogni_gateway::agent::sse::Events;
+use cogni_gateway::base::b64;
 use cogni_gateway::base::db::Database;
+use cogni_gateway::body;
 use cogni_gateway::cli::run::shown::{Place, Shown};
 use cogni_gateway::forge::pull_request::{island, text};
 use cogni_gateway::git::batch;
 use cogni_gateway::journal::{Added, Ended, Journal, Kind, New, SCHEMA};
+use cogni_gateway::protocol::Route;
 use cogni_gateway::relay::Sha;
 use cogni_gateway::relay::bundle::Header;
 use cogni_gateway::relay::extract::Announced;
@@ -88,6 +92,10 @@ const READERS: &[Reader] = &[
         |n| [of(&format!("{} blob {n}\n", "7".repeat(40)), 1), of("a", n)].concat(),
         objects,
     ),
+    ("request: names of a document", MIB, |n| request("/Type/Page", n), body),
+    ("request: escapes of a document", MIB, |n| request("/Count 1>>stream endstream", n), body),
+    ("request: segments of an image", MIB, |n| image(n), body),
+    ("request: documents", MIB, many_documents, body),
     ("commit: parents", MIB, many_parents, commit),
     ("path: segments", 16 << 10, |n| of("a/", n / 2), path),
     ("credentials: what begins like one", MIB, |n| of("AKIA", n / 4), credentials),
@@ -195,6 +203,41 @@ fn objects(bytes: &[u8]) {
             })
             .unwrap();
     }
+}
+
+/// A request with a document that repeats itself.
+fn request(piece: &str, n: usize) -> Vec<u8> {
+    let document = format!("%PDF-1.4\n{}", piece.repeat(n / piece.len()));
+    let mut text = String::new();
+    b64::encode(document.as_bytes(), &mut text);
+    message(&[text])
+}
+
+/// A request with a picture that never begins.
+fn image(n: usize) -> Vec<u8> {
+    let segments = [&[0xff, 0xd8][..], &[0xff, 0xe0, 0, 2].repeat(n / 4)].concat();
+    let mut text = String::new();
+    b64::encode(&segments, &mut text);
+    message(&[text])
+}
+
+fn many_documents(n: usize) -> Vec<u8> {
+    message(&vec!["JVBERi0xLjQK".to_owned(); n / 40])
+}
+
+fn message(data: &[String]) -> Vec<u8> {
+    let parts: Vec<_> =
+        data.iter().map(|data| format!(r#"{{"source":{{"data":"{data}"}}}}"#)).collect();
+    let parts = parts.join(",").replace('-', "+").replace('_', "/");
+    format!(r#"{{"model":"m","messages":[{{"content":[{parts}]}}]}}"#).into_bytes()
+}
+
+fn body(bytes: &[u8]) {
+    let mut reader = body::Reader::new(Route::Messages);
+    for frame in bytes.chunks(1024) {
+        reader.push(Bytes::copy_from_slice(frame)).unwrap();
+    }
+    let _ = black_box(reader.finish());
 }
 
 /// A commit with parents that are all different.

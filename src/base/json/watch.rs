@@ -9,8 +9,9 @@ pub trait Watch {
     /// A key of an object at this depth; the top-level object's is 1. Empty if it is over 64 bytes.
     fn key(&mut self, depth: usize, key: &[u8]);
 
-    /// A value begins, in an array or object at this depth. Whether the beginning of its text is wanted.
-    fn value(&mut self, depth: usize, kind: Kind) -> bool;
+    /// A value begins, in an array or object at this depth and at this offset of the document. Whether the beginning of its
+    /// text is wanted.
+    fn value(&mut self, depth: usize, kind: Kind, at: u64) -> bool;
 
     /// The text that was wanted, unescaped and without the blanks before it, if it `had_blanks`: all
     /// of it, or its first 60 bytes.
@@ -24,7 +25,7 @@ pub trait Watch {
 impl Watch for () {
     fn key(&mut self, _depth: usize, _key: &[u8]) {}
 
-    fn value(&mut self, _depth: usize, _kind: Kind) -> bool {
+    fn value(&mut self, _depth: usize, _kind: Kind, _at: u64) -> bool {
         false
     }
 
@@ -41,8 +42,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Bytes that are kept. Ours: names of tool types are shorter, any URL's scheme, and the head of a
-    /// PNG behind its media type.
+    /// Bytes that are kept. Ours: names of tool types are shorter, any URL's scheme, and the first bytes of an image behind
+    /// its media type.
     pub(super) const WANTED: usize = 60;
 
     pub(super) fn begin(&mut self, name: &mut Name) {

@@ -6,7 +6,7 @@ use cogni_gateway::body::{Capability, Policy, Refusal};
 use cogni_gateway::protocol::Route;
 use insta::assert_snapshot;
 
-use super::{frames, read, sent};
+use super::{admit_in, frames, read, sent};
 
 use Route::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
 
@@ -137,10 +137,44 @@ fn a_request_is_taken_for_what_its_parts_cost() {
             r#""messages":[{{"role":"user","content":[{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{data}"}}}}]}}]"#
         )
     };
-    assert_eq!(estimate(Messages, &image("iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=")), 2098);
-    assert_eq!(estimate(Messages, &image("/9j/4AAQSkZJRgABAQ==")), 4000);
-    let pdf = r#""messages":[{"role":"user","content":[{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":"JVBERi0xLjc="}}]}]"#;
-    assert_eq!(estimate(Messages, pdf), 200_000);
+    // 2048 x 768; without a size; of a JPEG behind a segment; of a GIF; of a WebP of 2048 x 768; of no pixel.
+    for (data, tokens) in [
+        ("iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=", 2098),
+        ("/9j/4AAQSkZJRgABAQ==", 6192),
+        ("/9j/4AADAP/AABEIAwAIAAA=", 2098),
+        ("\\/9j\\/4AADAP\\/AABEIAwAIAAA=", 2098),
+        ("R0lGODlhAQABAAAAACwAAAAAAQABAA==", 258),
+        ("data:image/webp;base64,UklGRgAAAABXRUJQVlA4WAAAAAAAAAAA/wcA/wIA", 2098),
+        ("data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=", 2098),
+        ("iVBORw0KGgoAAAANSUhEUgAAAAAAAAMACAIAAAA=", 6192),
+        ("iVBORw0KGgoAAAANSUhEUoAAAAAAAAMACAIAAAA=", 6192),
+        ("data:image/avif;base64,AAAA", 6192),
+    ] {
+        assert_eq!(estimate(Messages, &image(data)), tokens, "{data}");
+    }
+    let remote = r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://x"}}]}]"#;
+    let granted = Policy { capabilities: [Capability::RemoteMedia].into(), ..Policy::default() };
+    let body = format!(r#"{{"model":"m",{remote}}}"#);
+    let call = admit_in(ChatCompletions, &granted, frames(body.as_bytes(), 4096)).unwrap();
+    assert_eq!(call.input_estimate.0, (body.len() as u64).div_ceil(3) + 6192);
+    let pdf = |data: &str| {
+        format!(
+            r#""messages":[{{"role":"user","content":[{{"type":"document","source":{{"type":"base64","media_type":"application/pdf","data":"{data}"}}}}]}}]"#
+        )
+    };
+    // One that says nothing; one of a page; the same beside one that says nothing.
+    assert_eq!(estimate(Messages, &pdf("JVBERi0xLjc=")), 200_000);
+    let page = "JVBERi0xLjQKL1R5cGUvUGFnZS9Db3VudCAxPj4=";
+    assert_eq!(estimate(Messages, &pdf(page)), 3000);
+    assert_eq!(estimate(Messages, &pdf(&format!("{page}=="))), 3000);
+    assert_eq!(estimate(Messages, &pdf(&format!("{page}AAAA"))), 200_000);
+    assert_eq!(estimate(Messages, &pdf("UEsDBA==")), 200_000);
+    // More media than are read are taken for the most.
+    let many = format!(
+        r#""messages":[{{"role":"user","content":[{}]}}]"#,
+        vec![r#"{"image":"R0lGODlhAQABAAAAACwAAAAAAQABAA=="}"#; 300].join(",")
+    );
+    assert_eq!(estimate(ChatCompletions, &many), 256 * 258 + 44 * 6192);
     let numbers = (0..300).map(|_| "1").collect::<Vec<_>>().join(",");
     assert_eq!(estimate(Embeddings, &format!(r#""input":[{numbers}]"#)), 100);
     let text = format!(r#""messages":[{{"role":"user","content":"{}"}}]"#, "x".repeat(3000));
@@ -148,6 +182,20 @@ fn a_request_is_taken_for_what_its_parts_cost() {
     let compacted =
         format!(r#"{text},"context_management":{{"edits":[{{"type":"compact_20260112"}}]}}"#);
     assert!(estimate(Messages, &compacted) > 1000);
+}
+
+/// G9: where a conversation is shortened first, the model reads and writes twice.
+#[test]
+fn a_second_pass_is_reserved_for() {
+    let call = |more: &str| {
+        let body = format!(r#"{{"model":"m","max_tokens":500,"messages":[]{more}}}"#);
+        admit_in(Messages, &Policy::default(), frames(body.as_bytes(), 4096)).unwrap()
+    };
+    let once = call("");
+    assert_eq!((once.passes, once.texts(), once.output().unwrap().0), (1, 1, 500));
+    let edits = r#","context_management":{"edits":[{"type":"compact_20260112"}]}"#;
+    let twice = call(edits);
+    assert_eq!((twice.passes, twice.texts(), twice.output().unwrap().0), (2, 2, 1000));
 }
 
 /// Names are stable: policies and refusals say them.

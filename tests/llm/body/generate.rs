@@ -135,6 +135,10 @@ const TEXTS: &[&str] = &[
     "item_reference",
     "data:image/png;base64,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
     "d\\u0061ta:,",
+    "iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=",
+    "\\/9j\\/wAARCAAQABA",
+    "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAA==",
+    "JVBERi0xLjQKL1R5cGUvUGFnZS9Db3VudCAxPj4=",
     "https://example.org/a/path/that/is/longer/than/what/is/kept",
     "\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00\\ud83d\\ude00",
 ];

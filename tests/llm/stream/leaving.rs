@@ -147,7 +147,7 @@ fn the_texts_of_a_unary_answer_are_counted() {
 /// G9: the passes that Anthropic leaves out of its sums are billed, and so they count; sound is told apart.
 #[test]
 fn passes_beside_the_sums_count() {
-    let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":10},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
+    let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":10,"cache_creation_input_tokens":40,"cache_creation":{"ephemeral_5m_input_tokens":10,"ephemeral_1h_input_tokens":30}},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
     let unary = Reading::of(
         super::unary(Route::Messages),
         format!(r#"{{"usage":{usage}}}"#).as_bytes(),
@@ -158,8 +158,9 @@ fn passes_beside_the_sums_count() {
     );
     let stream = Reading::of(shown(Route::Messages), delta.as_bytes(), []);
     for usage in [unary.usage.unwrap(), stream.usage.unwrap()] {
-        assert_eq!((usage.input, usage.output), (Tokens(203_010), Tokens(4500)));
+        assert_eq!((usage.input, usage.output), (Tokens(203_050), Tokens(4500)));
         assert_eq!(usage.cache_read, Tokens(10));
+        assert_eq!((usage.cache_write, usage.cache_write_1h), (Tokens(40), Tokens(30)));
     }
     let body = r#"{"usage":{"prompt_tokens":9,"completion_tokens":8,"prompt_tokens_details":{"audio_tokens":7},"completion_tokens_details":{"audio_tokens":6}}}"#;
     let usage =

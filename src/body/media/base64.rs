@@ -1,0 +1,178 @@
+//! Bytes of a medium, read from the JSON text that carries them in base64.
+//!
+//! Readers of base64 differ in what they pass over. So what is not read alike everywhere ends the reading, and the medium is
+//! taken for one that says nothing.
+
+use crate::base::rope::Rope;
+
+/// The bytes, one after the other, up to the text's end, to a limit, or to what is no base64.
+pub(super) struct Base64<I> {
+    text: Text<I>,
+    /// The digit that was read to see what the text is.
+    first: Option<u8>,
+    bits: u32,
+    /// How many of `bits` are not yet a byte.
+    count: u8,
+    /// Whether all that comes is padding.
+    is_padded: bool,
+    is_odd: bool,
+}
+
+/// The characters of a JSON text, as far as they are ASCII.
+struct Text<I> {
+    body: I,
+    /// How many bytes of the body were read, and how many may be.
+    read: usize,
+    most: usize,
+    is_ended: bool,
+}
+
+/// The text begins at `at`, behind its quote, and no more than `most` bytes of it are read.
+pub(super) fn decode(body: &Rope, at: u64, most: usize) -> Base64<impl Iterator<Item = u8>> {
+    let mut text = Text { body: body.bytes_from(at), read: 0, most, is_ended: false };
+    let mut first = text.find(|byte| !is_blank(*byte));
+    // An address has its type first, up to a comma; no medium's base64 begins with this letter.
+    if matches!(first, Some(b'd' | b'D')) {
+        let comma = text.by_ref().take(MAX_TYPE_BYTES).find(|byte| *byte == b',');
+        text.is_ended |= comma.is_none();
+        first = None;
+    }
+    Base64 { text, first, bits: 0, count: 0, is_padded: false, is_odd: false }
+}
+
+impl<I: Iterator<Item = u8>> Base64<I> {
+    /// How many bytes of the body were read.
+    pub(super) fn read(&self) -> usize {
+        self.text.read
+    }
+
+    /// Reads what is left, and tells whether the bytes were all that the text has.
+    pub(super) fn is_complete(&mut self) -> bool {
+        self.by_ref().for_each(drop);
+        self.text.is_ended && !self.is_odd
+    }
+}
+
+impl<I: Iterator<Item = u8>> Iterator for Base64<I> {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        while !self.is_odd {
+            let digit = match self.first.take() {
+                Some(first) => first,
+                None => self.text.next()?,
+            };
+            let sextet = match digit {
+                b'A'..=b'Z' => digit - b'A',
+                b'a'..=b'z' => digit - b'a' + 26,
+                b'0'..=b'9' => digit - b'0' + 52,
+                b'+' => 62,
+                b'/' => 63,
+                b'=' => {
+                    self.is_padded = true;
+                    continue;
+                }
+                blank if is_blank(blank) => continue,
+                _ => {
+                    self.is_odd = true;
+                    break;
+                }
+            };
+            if self.is_padded {
+                self.is_odd = true;
+                break;
+            }
+            self.bits = self.bits << 6 | u32::from(sextet);
+            self.count += 6;
+            if self.count >= 8 {
+                self.count -= 8;
+                return Some(u8::try_from(self.bits >> self.count & 0xff).unwrap_or_default());
+            }
+        }
+        None
+    }
+}
+
+impl<I: Iterator<Item = u8>> Text<I> {
+    fn byte(&mut self) -> Option<u8> {
+        if self.read == self.most {
+            return None;
+        }
+        self.read += 1;
+        self.body.next()
+    }
+
+    fn escape(&mut self) -> Option<u8> {
+        match self.byte()? {
+            b'/' => Some(b'/'),
+            b'n' | b'r' | b't' => Some(b'\n'),
+            b'u' => {
+                let digits = [self.byte()?, self.byte()?, self.byte()?, self.byte()?];
+                let code = u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok();
+                // What is not ASCII is no digit.
+                Some(code.unwrap_or(u8::MAX))
+            }
+            _ => Some(u8::MAX),
+        }
+    }
+}
+
+impl<I: Iterator<Item = u8>> Iterator for Text<I> {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        if self.is_ended {
+            return None;
+        }
+        match self.byte()? {
+            b'"' => {
+                self.is_ended = true;
+                None
+            }
+            b'\\' => self.escape(),
+            byte => Some(byte),
+        }
+    }
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
+}
+
+/// More than any type with its parameters.
+const MAX_TYPE_BYTES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::decode;
+    use crate::base::rope::Rope;
+
+    fn decoded(text: &str, most: usize) -> (Vec<u8>, bool) {
+        let rope: Rope =
+            [format!("{text}\", \"next\": 1}}").into_bytes().into()].into_iter().collect();
+        let mut bytes = decode(&rope, 0, most);
+        let read: Vec<u8> = bytes.by_ref().collect();
+        (read, bytes.is_complete())
+    }
+
+    #[test]
+    fn a_text_is_read_to_its_end_or_to_what_is_no_base64() {
+        let hello = |is_complete| (b"hello".to_vec(), is_complete);
+        for whole in [
+            "aGVsbG8=",
+            "aGVsbG8",
+            " aGVs\\nbG8=",
+            "data:text/plain;base64,aGVsbG8=",
+            "DATA:,aGVsbG8==",
+            "\\u0061GVsbG8\\u003d",
+        ] {
+            assert_eq!(decoded(whole, 100), hello(true), "{whole}");
+        }
+        for odd in ["aGVsbG8=aGVs", "aGVsbG8-", "aGVsbG8\\u00e4", "aGVsbG8\\\\x", "aGVsbG8=="] {
+            assert_eq!(decoded(odd, 100), hello(odd.ends_with("==")), "{odd}");
+        }
+        assert_eq!(decoded("\\/9j\\/", 100).0, [0xff, 0xd8, 0xff]);
+        assert_eq!(decoded("aGVsbG8=", 7), hello(false), "it is cut");
+        assert_eq!(decoded("data:image/png;base64", 100), (vec![], true));
+    }
+}

@@ -1,0 +1,201 @@
+//! What a document costs at least, by its pages.
+//!
+//! The pages of a PDF are counted where it says them openly. A writer can hide pages from whoever does not read as much of the format as
+//! a provider does: in compressed objects, behind escapes in names, behind comments. A document with any of that says nothing.
+//! What is doubtful only ever adds pages.
+
+use memchr::memmem;
+
+use super::Base64;
+
+/// The tokens of a document of these bytes; `None` where its pages cannot be told.
+pub(super) fn tokens<I: Iterator<Item = u8>>(bytes: &mut Base64<I>) -> Option<u64> {
+    let document: Vec<u8> = bytes.by_ref().collect();
+    let pages = if bytes.is_complete() { pages(&document)? } else { return None };
+    Some(pages.saturating_mul(PAGE_TOKENS).min(MAX_TOKENS))
+}
+
+/// The pages of a PDF, if all of them are in the open.
+fn pages(document: &[u8]) -> Option<u64> {
+    if !document.starts_with(b"%PDF-") || memmem::find(document, b"/ObjStm").is_some() {
+        return None;
+    }
+    let mut found = Found::default();
+    let mut rest = document;
+    while let Some(start) = memmem::find(rest, STREAM) {
+        found.read(&rest[..start])?;
+        let content = &rest[start + STREAM.len()..];
+        let end = memmem::find(content, STREAM_END)?;
+        // What looks like content to us may be objects to others.
+        if memmem::find(&content[..end], b"obj").is_some() {
+            return None;
+        }
+        rest = &content[end + STREAM_END.len()..];
+    }
+    found.read(rest)?;
+    // An old page that a later version of the document has replaced is one too many.
+    (found.counted > 0 && found.counted <= found.pages).then_some(found.pages)
+}
+
+/// What objects say of pages.
+#[derive(Default)]
+struct Found {
+    /// Objects that are pages.
+    pages: u64,
+    /// The largest count of pages in a list of them.
+    counted: u64,
+}
+
+impl Found {
+    /// Reads what stands between two streams; `None` where something is said that is not read here.
+    fn read(&mut self, objects: &[u8]) -> Option<()> {
+        let mut rest = objects;
+        while let Some(slash) = memchr::memchr(b'/', rest) {
+            let (name, behind) = name(&rest[slash + 1..]);
+            rest = behind;
+            match name {
+                // An escape: it may be any name.
+                _ if name.contains(&b'#') => return None,
+                b"Type" => {
+                    let (kind, _) = self::name(rest.trim_ascii_start().strip_prefix(b"/")?);
+                    self.pages += u64::from(kind == b"Page");
+                }
+                b"Count" => self.counted = self.counted.max(count(rest)?),
+                _ => (),
+            }
+        }
+        Some(())
+    }
+}
+
+/// A name, and what is behind it.
+fn name(text: &[u8]) -> (&[u8], &[u8]) {
+    let is_end = |byte: &u8| {
+        matches!(
+            byte,
+            0..=b' ' | b'(' | b')' | b'<' | b'>' | b'[' | b']' | b'{' | b'}' | b'/' | b'%'
+        )
+    };
+    text.split_at(text.iter().position(is_end).unwrap_or(text.len()))
+}
+
+/// The number behind a name, if it is written out: that of another object, or of a form that is not read here, is none.
+fn count(text: &[u8]) -> Option<u64> {
+    let text = text.trim_ascii_start();
+    // Outlines have negative ones.
+    let digits = text.strip_prefix(b"-").unwrap_or(text);
+    let length = digits.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (number, behind) = digits.split_at(length);
+    let next = behind.trim_ascii_start().first();
+    let is_whole = next.is_some_and(|next| matches!(next, b'/' | b'>'));
+    let number = str::from_utf8(number).ok()?.parse().ok()?;
+    is_whole.then_some(if digits.len() < text.len() { 0 } else { number })
+}
+
+const STREAM: &[u8] = b"stream";
+const STREAM_END: &[u8] = b"endstream";
+
+/// Anthropic: up to 3,000 tokens of text, or the page as an image.
+const PAGE_TOKENS: u64 = 3000;
+
+/// More is in no model's context.
+const MAX_TOKENS: u64 = 1_000_000;
+
+/// A hundred pages, as many as most providers take, of 2,000 tokens: for a document that does not say.
+pub(super) const UNREAD_TOKENS: u64 = 200_000;
+
+/// The text of a document that is read for its pages; longer ones have many.
+pub(super) const MAX_BYTES: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::base64::decode;
+    use super::{pages, tokens};
+    use crate::base::b64;
+    use crate::base::rope::Rope;
+
+    fn pdf(kids: usize, more: &str) -> String {
+        let list: String = (0..kids).map(|kid| format!("{} 0 R ", kid + 3)).collect();
+        let page =
+            |kid: usize| format!("{} 0 obj\n<< /Type /Page /Parent 2 0 R >>\nendobj\n", kid + 3);
+        let pages: String = (0..kids).map(page).collect();
+        format!(
+            "%PDF-1.4\n1 0 obj\n<</Type/Catalog/Pages 2 0 R>>\nendobj\n2 0 obj\n<</Type/Pages/Kids[{list}]/Count {kids}>>\nendobj\n\
+             {pages}99 0 obj\n<</Length 9>>\nstream\n/Count 77\nendstream\nendobj\n{more}trailer\n<</Root 1 0 R>>\n"
+        )
+    }
+
+    /// G9: pages that are in the open are counted.
+    #[test]
+    fn pages_in_the_open_are_counted() {
+        for kids in [1, 2, 40, 300] {
+            assert_eq!(pages(pdf(kids, "").as_bytes()), Some(kids as u64));
+        }
+        let outlines = "7 0 obj\n<</Type/Outlines/Count -3>>\nendobj\n";
+        assert_eq!(pages(pdf(2, outlines).as_bytes()), Some(2));
+        // An old version's page is one more.
+        let old = "8 0 obj<</Type/Page>>endobj\n";
+        assert_eq!(pages(pdf(2, old).as_bytes()), Some(3));
+    }
+
+    /// G9: a document with a place where pages can hide says nothing.
+    #[test]
+    fn pages_that_can_hide_are_not_counted() {
+        for hidden in [
+            "8 0 obj<</Type/ObjStm>>stream\nx\nendstream endobj",
+            "8 0 obj<</T#79pe/Pages/Kids[3 0 R 3 0 R]/C#6funt 99>>endobj",
+            "8 0 obj<</Type/Pages/Count 99>>endobj",
+            "8 0 obj<</Type/Pages/Count%\n99>>endobj",
+            "8 0 obj<</Type/Pages/Count 9 0 R>>endobj",
+            "8 0 obj<</Type/Pages/Count 99.0>>endobj",
+            "8 0 obj<</Type/Pages/Count +99>>endobj",
+            "8 0 obj<</Type%\n/Page>>endobj",
+            "8 0 obj<</Type 9 0 R>>endobj",
+            "8 0 obj(stream)endobj 9 0 obj<</Type/Pages/Count 99>>endobj 10 0 obj(endstream)endobj",
+            "8 0 obj<<>>stream\nno end",
+            "/Count ",
+            "/Count 1",
+        ] {
+            assert_eq!(pages(pdf(1, hidden).as_bytes()), None, "{hidden}");
+        }
+        for odd in
+            ["", "%PDF-1.4", "PK\x03\x04", "%PDF-1.4\n/Type/Page", "%PDF-1.4\n/Type/Page/Count 0>>"]
+        {
+            assert_eq!(pages(odd.as_bytes()), None, "{odd}");
+        }
+    }
+
+    /// G9: what is cut says nothing.
+    #[test]
+    fn a_document_that_is_not_read_to_its_end_says_nothing() {
+        let text = format!("{}\"", base64(pdf(1, "").as_bytes()));
+        let rope: Rope = [text.clone().into_bytes().into()].into_iter().collect();
+        let of = |most| tokens(&mut decode(&rope, 0, most));
+        assert_eq!((of(text.len()), of(text.len() - 1)), (Some(3000), None));
+    }
+
+    fn base64(bytes: &[u8]) -> String {
+        let mut text = String::new();
+        b64::encode(bytes, &mut text);
+        text.replace('-', "+").replace('_', "/")
+    }
+
+    proptest! {
+        /// G9: whatever is put into a document, it never has fewer pages than before, unless it says nothing at all.
+        #[test]
+        fn what_is_put_in_never_takes_a_page_away(
+            kids in 1_usize..20,
+            at in any::<prop::sample::Index>(),
+            piece in prop::sample::select(vec!["%", " ", "/Type/Page", "/Count 1 ", "/Count 5>>", "stream\n", "\nendstream", "#", "/", "(", "x", "/Pages", "obj"]),
+        ) {
+            let document = pdf(kids, "");
+            let at = at.index(document.len());
+            let changed = [&document[..at], piece, &document[at..]].concat();
+            let found = pages(changed.as_bytes());
+            // A name that was changed may be one that nobody reads: then the count stands above the pages.
+            prop_assert!(found.is_none_or(|found| found + 1 >= kids as u64), "{}: {:?}", changed, found);
+        }
+    }
+}

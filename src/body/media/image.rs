@@ -1,0 +1,312 @@
+//! What an image costs at least, by the size in its own head.
+//!
+//! Providers bill by size in three ways: by the pixel (Anthropic), by tiles of a fixed size (OpenAI), and by tiles whose size depends
+//! on the shorter side (Google). Who bills is not known here, so the dearest counts.
+
+/// The tokens of an image that begins with these bytes; `None` where they say no size that can be.
+pub(super) fn tokens(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
+    let (width, height) = size(&mut Head(bytes))?;
+    let is_possible = |side: u32| (1..=MAX_SIDE).contains(&side);
+    if !is_possible(width) || !is_possible(height) {
+        return None;
+    }
+    let dearest = by_pixels(width, height).max(by_fixed_tiles(width, height));
+    Some(dearest.max(by_scaled_tiles(width, height)).min(MAX_TOKENS))
+}
+
+/// Anthropic: 750 pixels to a token.
+fn by_pixels(width: u32, height: u32) -> u64 {
+    (u64::from(width) * u64::from(height)).div_ceil(750)
+}
+
+/// OpenAI: 170 tokens for each tile of 512 pixels, of an image that fits into 2,048, and 85 beside them.
+fn by_fixed_tiles(width: u32, height: u32) -> u64 {
+    let (width, height) = scaled(width, height, 2048);
+    let tiles = |side: u32| u64::from(side.div_ceil(512));
+    85 + 170 * tiles(width) * tiles(height)
+}
+
+/// Google: 258 tokens for each tile, of an image that fits into 3,072. A tile has two thirds of the shorter side, within bounds.
+fn by_scaled_tiles(width: u32, height: u32) -> u64 {
+    if width.max(height) <= 384 {
+        return 258;
+    }
+    let (width, height) = scaled(width, height, 3072);
+    let tile = (width.min(height) * 2 / 3).clamp(256, 768);
+    let tiles = |side: u32| u64::from(side.div_ceil(tile));
+    258 * tiles(width) * tiles(height)
+}
+
+/// The size of an image once it fits into a square.
+fn scaled(width: u32, height: u32, square: u32) -> (u32, u32) {
+    let longest = width.max(height);
+    if longest <= square {
+        return (width, height);
+    }
+    let side = |side: u32| {
+        let side = u64::from(side) * u64::from(square) / u64::from(longest);
+        u32::try_from(side).unwrap_or(square).max(1)
+    };
+    (side(width), side(height))
+}
+
+/// Width and height, as the head of a PNG, JPEG, GIF or WebP has them.
+fn size<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
+    match head.array()? {
+        [0x89, b'P', b'N', b'G'] => {
+            head.skip(8)?;
+            let is_head = head.array()? == *b"IHDR";
+            let size = (head.big_u32()?, head.big_u32()?);
+            is_head.then_some(size)
+        }
+        [0xff, 0xd8, 0xff, marker] => jpeg(head, marker),
+        [b'G', b'I', b'F', b'8'] => gif(head),
+        [b'R', b'I', b'F', b'F'] => webp(head),
+        _ => None,
+    }
+}
+
+/// Segments up to the one that begins the picture: the others are as long as they say.
+fn jpeg<I: Iterator<Item = u8>>(head: &mut Head<'_, I>, mut marker: u8) -> Option<(u32, u32)> {
+    loop {
+        match marker {
+            // The picture, in whatever way it is compressed, tables of its coding aside.
+            0xc0..=0xcf if !matches!(marker, 0xc4 | 0xc8 | 0xcc) => {
+                head.skip(3)?;
+                let (height, width) = (head.big_u16()?, head.big_u16()?);
+                return Some((width.into(), height.into()));
+            }
+            // It fills up.
+            0xff => (),
+            // Without a length, or the data, before which there is a picture.
+            0x00..=0x01 | 0xd0..=0xda => return None,
+            _ => {
+                let length = head.big_u16()?;
+                head.skip(usize::from(length.checked_sub(2)?))?;
+                if head.array::<1>()? != [0xff] {
+                    return None;
+                }
+            }
+        }
+        [marker] = head.array()?;
+    }
+}
+
+/// The screen, or the first picture on it, where that is larger.
+fn gif<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
+    head.skip(2)?;
+    let screen = (head.little_u16()?, head.little_u16()?);
+    let [flags, _, _] = head.array()?;
+    if flags & 0x80 != 0 {
+        head.skip(3 << ((flags & 7) + 1))?;
+    }
+    loop {
+        match head.array()? {
+            [b'!'] => {
+                head.skip(1)?;
+                while let [length] = head.array()?
+                    && length > 0
+                {
+                    head.skip(length.into())?;
+                }
+            }
+            [b','] => {
+                let (left, top) = (head.little_u16()?, head.little_u16()?);
+                let (width, height) = (head.little_u16()?, head.little_u16()?);
+                let side = |start: u16, side: u16, screen: u16| {
+                    (u32::from(start) + u32::from(side)).max(screen.into())
+                };
+                return Some((side(left, width, screen.0), side(top, height, screen.1)));
+            }
+            _ => return None,
+        }
+    }
+}
+
+fn webp<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
+    head.skip(4)?;
+    if head.array()? != *b"WEBP" {
+        return None;
+    }
+    match head.array()? {
+        [b'V', b'P', b'8', b'X'] => {
+            head.skip(8)?;
+            let mut side = || {
+                let [a, b, c] = head.array()?;
+                Some(u32::from_le_bytes([a, b, c, 0]) + 1)
+            };
+            Some((side()?, side()?))
+        }
+        [b'V', b'P', b'8', b'L'] => {
+            head.skip(4)?;
+            let is_head = head.array()? == [0x2f];
+            let bits = u32::from_le_bytes(head.array()?);
+            is_head.then_some(((bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1))
+        }
+        [b'V', b'P', b'8', b' '] => {
+            head.skip(7)?;
+            let is_head = head.array()? == [0x9d, 0x01, 0x2a];
+            let pixels = |side: u16| u32::from(side & 0x3fff);
+            let size = (pixels(head.little_u16()?), pixels(head.little_u16()?));
+            is_head.then_some(size)
+        }
+        _ => None,
+    }
+}
+
+/// The bytes of a head, in order; none where they end too early.
+struct Head<'a, I>(&'a mut I);
+
+impl<I: Iterator<Item = u8>> Head<'_, I> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        for byte in &mut bytes {
+            *byte = self.0.next()?;
+        }
+        Some(bytes)
+    }
+
+    fn skip(&mut self, count: usize) -> Option<()> {
+        count.checked_sub(1).map_or(Some(()), |last| self.0.nth(last).map(drop))
+    }
+
+    fn big_u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn big_u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn little_u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+}
+
+/// No image of a provider's has a longer side; those of WebP end here.
+const MAX_SIDE: u32 = 1 << 14;
+
+/// Providers scale larger images down: Google's largest has 24 tiles.
+pub(super) const MAX_TOKENS: u64 = 24 * 258;
+
+/// The text of a head: a JPEG may have a preview, and profiles of colour, before its size.
+pub(super) const MAX_HEAD_BYTES: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{MAX_TOKENS, tokens};
+
+    fn of(bytes: &[u8]) -> Option<u64> {
+        tokens(&mut bytes.iter().copied())
+    }
+
+    fn png(width: u32, height: u32) -> Vec<u8> {
+        let head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".as_slice();
+        [head, &width.to_be_bytes(), &height.to_be_bytes(), &[8, 6, 0, 0, 0]].concat()
+    }
+
+    fn jpeg(width: u16, height: u16, before: &[u8]) -> Vec<u8> {
+        let picture =
+            [&[0xff, 0xc2, 0, 17, 8][..], &height.to_be_bytes(), &width.to_be_bytes()].concat();
+        [&[0xff, 0xd8][..], before, &picture].concat()
+    }
+
+    fn segment(marker: u8, content: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(content.len() + 2).unwrap();
+        [&[0xff, marker][..], &length.to_be_bytes(), content].concat()
+    }
+
+    fn gif(screen: (u16, u16), at: (u16, u16), picture: (u16, u16)) -> Vec<u8> {
+        let two = |(x, y): (u16, u16)| [x.to_le_bytes(), y.to_le_bytes()].concat();
+        let extension = [&[b'!', 0xf9, 4][..], &[0; 4], &[0]].concat();
+        [
+            b"GIF89a",
+            &*two(screen),
+            &[0x80, 0, 0],
+            &[0; 6],
+            &extension,
+            b",",
+            &two(at),
+            &two(picture),
+        ]
+        .concat()
+    }
+
+    fn webp(kind: &[u8; 4], rest: &[u8]) -> Vec<u8> {
+        [b"RIFF\x64\0\0\0WEBP".as_slice(), kind, &[0; 4], rest].concat()
+    }
+
+    fn webps(width: u32, height: u32) -> [Vec<u8>; 3] {
+        let three = |side: u32| (side - 1).to_le_bytes()[..3].to_vec();
+        let two = |side: u32| side.to_le_bytes()[..2].to_vec();
+        let bits = (width - 1) | (height - 1) << 14;
+        [
+            webp(b"VP8X", &[&[0; 4], &*three(width), &three(height)].concat()),
+            webp(b"VP8L", &[&[0x2f][..], &bits.to_le_bytes()].concat()),
+            webp(b"VP8 ", &[&[0, 0, 0, 0x9d, 0x01, 0x2a][..], &two(width), &two(height)].concat()),
+        ]
+    }
+
+    /// G9: by the dearest of three rules.
+    #[test]
+    fn an_image_costs_what_its_size_does() {
+        for ((width, height), expected) in [
+            ((1, 1), 258),
+            ((384, 384), 258),
+            ((385, 385), 4 * 258),
+            ((512, 512), 4 * 258),
+            ((960, 540), 6 * 258),
+            ((2048, 768), 2098),
+            ((1568, 1568), 3279),
+            ((3000, 2000), MAX_TOKENS),
+            ((16_000, 1), 12 * 258),
+            ((16_384, 2000), 24 * 258),
+        ] {
+            assert_eq!(of(&png(width, height)), Some(expected), "{width} x {height}");
+        }
+    }
+
+    /// G9: what a head cannot say is no size.
+    #[test]
+    fn a_head_that_lies_or_ends_says_nothing() {
+        for (width, height) in [(0, 1), (1, 0), (1 << 31, 1), (u32::MAX, u32::MAX), (1, 16_385)] {
+            assert_eq!(of(&png(width, height)), None, "{width} x {height}");
+        }
+        let late = jpeg(100, 100, &segment(0xda, &[]));
+        let short = jpeg(100, 100, &[0xff, 0xe0, 0, 1]);
+        let broken = jpeg(100, 100, &[&*segment(0xe0, &[1]), &[0]].concat());
+        for odd in [late, short, broken, b"%PDF-1.7".to_vec(), webp(b"ANIM", &[0; 20]), vec![]] {
+            assert_eq!(of(&odd), None, "{odd:?}");
+        }
+        // The picture does not fit on its screen.
+        assert_eq!(of(&gif((1, 1), (500, 0), (1500, 2000))), of(&png(2000, 2000)));
+    }
+
+    proptest! {
+        /// G9: each form says the same size, wherever a JPEG has it; and a head that is cut says nothing.
+        #[test]
+        fn every_form_says_its_size(width in 1_u16..=16_383, height in 1_u16..=16_383, segments in prop::collection::vec((0xe0_u8..=0xef, prop::collection::vec(any::<u8>(), 0..300)), 0..5)) {
+            let (wide, high) = (u32::from(width), u32::from(height));
+            let expected = of(&png(wide, high));
+            prop_assert!(expected.is_some_and(|tokens| (258..=MAX_TOKENS).contains(&tokens)));
+            let before: Vec<u8> = segments.iter().flat_map(|(marker, content)| segment(*marker, content)).collect();
+            let forms = [jpeg(width, height, &before), gif((width, height), (0, 0), (1, 1))];
+            for form in forms.into_iter().chain(webps(wide, high)) {
+                prop_assert_eq!(of(&form), expected);
+                for end in 0..form.len().min(24) {
+                    prop_assert_eq!(of(&form[..end]), None);
+                }
+            }
+        }
+
+        /// G9: no bytes cost more than the most, or less than the least.
+        #[test]
+        fn any_bytes_are_within_bounds(start in 0_usize..5, rest in prop::collection::vec(any::<u8>(), 0..200)) {
+            let starts: [&[u8]; 5] = [b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP"];
+            let tokens = of(&[starts[start], &rest].concat());
+            prop_assert!(tokens.is_none_or(|tokens| (255..=MAX_TOKENS).contains(&tokens)));
+        }
+    }
+}
