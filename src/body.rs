@@ -13,6 +13,7 @@
 mod capability;
 mod change;
 mod draft;
+mod embedder;
 pub mod field;
 mod fields;
 mod inside;
@@ -28,6 +29,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use self::draft::Draft;
+use self::embedder::embeds_text_only;
 use self::fields::{Asked, Reading};
 use self::inside::{Found, Need};
 use crate::base::rope::Rope;
@@ -112,6 +114,7 @@ pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
         Call { route: Some(route), draft: Draft::new(rope, document), ..Call::default() };
     let asked = Asked::default();
     let asked = Reading { route, policy, call: &mut call, asked }.read()?;
+    let found = with_model(found, policy, asked.model.as_deref());
     check_grants(policy, &found.needs)?;
     check_cache(&found)?;
     call.stream = asked.stream;
@@ -136,6 +139,16 @@ pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
 /// token. What the provider reports replaces it when the call is settled.
 pub fn estimate(bytes: u64) -> Tokens {
     Tokens(bytes.div_ceil(BYTES_PER_TOKEN))
+}
+
+/// Whether addresses that are to be embedded are fetched depends on the model: LiteLLM hands them on as text.
+fn with_model(mut found: Found, policy: &Policy, asked: Option<&str>) -> Found {
+    let asked = asked.unwrap_or_default();
+    let upstream = policy.aliases.get(asked).map_or(asked, String::as_str);
+    if found.embedded_addresses > 0 && !embeds_text_only(asked, upstream) {
+        found.fetch_embedded();
+    }
+    found
 }
 
 /// What a request is taken for, with its media, the numbers of tokens in it, and a second reading.

@@ -130,4 +130,6 @@ pub mod decisions {
     pub mod d0030 {}
     #[doc = include_str!("manual/decisions/0031-judge-the-addresses-that-a-name-leads-to.md")]
     pub mod d0031 {}
+    #[doc = include_str!("manual/decisions/0032-embed-addresses-as-text-where-the-model-says-so.md")]
+    pub mod d0032 {}
 }

@@ -13,7 +13,7 @@
 
 mod place;
 
-use self::place::{Place, in_content, is_address, is_inline};
+use self::place::{Embedded, Place, in_content, is_address, is_address_in_data, is_inline};
 use super::capability::Capability;
 use super::media::{Media, Medium};
 use crate::base::json::{Kind, Watch};
@@ -42,6 +42,8 @@ pub(super) struct Found {
     pub(super) is_compacted: bool,
     /// Something is to stay in a cache for a time that no provider charges with the call.
     pub(super) has_long_cache: bool,
+    /// Texts to be embedded that begin like addresses. Whether they are fetched is the model's.
+    pub(super) embedded_addresses: u64,
 }
 
 /// Watches a scanner.
@@ -93,6 +95,17 @@ enum Search {
     Typed,
     /// If the tool has no schema: Claude Code has a tool of this name that runs at the client.
     Bare,
+}
+
+impl Found {
+    /// Has the texts that begin like addresses fetched.
+    pub(super) fn fetch_embedded(&mut self) {
+        self.media.fetch(self.embedded_addresses);
+        if self.needs.iter().all(|need| need.capability != Capability::RemoteMedia) {
+            let (capability, field) = (Capability::RemoteMedia, "input");
+            self.needs.push(Need { capability, field, detail: "url".into() });
+        }
+    }
 }
 
 impl Inside {
@@ -230,9 +243,11 @@ impl Inside {
             Place::ToolName => self.tool_name(text),
             Place::Address => self.address(text, !is_inline(text)),
             Place::Data | Place::Media => {
-                let is_remote = !is_inline(text) && (text.contains(&b':') || is_address(text));
+                let is_remote =
+                    !is_inline(text) && (text.contains(&b':') || is_address_in_data(text));
                 self.address(text, is_remote);
             }
+            Place::Payload => self.address(text, is_address_in_data(text)),
             Place::Content => self.address(text, is_address(text)),
             Place::OriginType => {
                 if let Some(open) = self.open.last_mut() {
@@ -252,15 +267,16 @@ impl Inside {
             }
             Place::OriginData => {
                 if let Some(open) = self.open.last_mut() {
-                    open.has_address = is_address(text);
+                    open.has_address = is_address_in_data(text);
                 }
                 self.address(text, false);
             }
-            // Web addresses are embedded as texts; what LiteLLM has fetched is in a bucket.
-            Place::Embedded => {
-                let is_web = text.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(b"http"));
-                self.address(text, !is_web && is_address(text));
-            }
+            Place::Embedded => match Embedded::of(text) {
+                Embedded::Text => self.address(text, false),
+                Embedded::Address => self.found.embedded_addresses += 1,
+                Embedded::Bucket => self.address(text, true),
+                Embedded::File => self.needs(Capability::FileIds, b"files"),
+            },
             Place::MediaType if text.eq_ignore_ascii_case(b"application/pdf") => {
                 if let Some(open) = self.open.last_mut() {
                     open.is_document = true;

@@ -11,7 +11,7 @@ pub(super) enum Place {
     Content,
     /// The same, but a text is a text.
     Text,
-    /// What is embedded: a text, or an address in a bucket.
+    /// What is embedded: a text, or what stands in its place.
     Embedded,
     /// The list that Responses takes as its input, and an item of it.
     Items,
@@ -38,7 +38,9 @@ pub(super) enum Place {
     OriginData,
     /// Bytes in base64; some readers take an address as well.
     Data,
-    /// The same, or an object like [`Place::Source`].
+    /// The same, or a text.
+    Payload,
+    /// Bytes in base64, an address, or an object like [`Place::Source`].
     Media,
     FileId,
     /// The type of a part and its own address: that of a result of a search is not fetched.
@@ -73,6 +75,7 @@ impl Place {
                 | Self::ToolName
                 | Self::Address
                 | Self::Data
+                | Self::Payload
                 | Self::Media
                 | Self::Content
                 | Self::Embedded
@@ -99,6 +102,7 @@ impl Place {
                 | Self::ItemType
                 | Self::EnvironmentType
                 | Self::Data
+                | Self::Payload
                 | Self::PartType
                 | Self::Url
                 | Self::OriginType
@@ -140,10 +144,11 @@ pub(super) fn is_address(text: &[u8]) -> bool {
         return is_address(&clean);
     }
     let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
-    // Base64 of sound begins with slashes, too; a host that can be reached has a dot or a port.
-    let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
-    if text.len() > 2 && text[..2].iter().all(is_slash) {
-        return !text.iter().all(is_base64);
+    if let Some((start, [host, ..])) = text.split_at_checked(2)
+        && start.iter().all(is_slash)
+    {
+        // No host begins with a blank: that is a comment.
+        return *host != b' ';
     }
     let is_scheme = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
     let length = text.iter().take_while(|byte| is_scheme(byte)).count();
@@ -155,8 +160,54 @@ pub(super) fn is_address(text: &[u8]) -> bool {
         return false;
     }
     let is_known = FETCHED.iter().any(|known| scheme.eq_ignore_ascii_case(known));
-    is_known || rest[1..].starts_with(b"//")
+    // No address has a blank there: `file: main.rs` is a heading.
+    let has_more = rest.get(1).is_some_and(|next| *next != b' ');
+    (is_known && has_more) || rest[1..].starts_with(b"//")
 }
+
+/// The same for what may be base64 as well. That of sound begins with slashes; a host that can be reached has a dot or a port.
+pub(super) fn is_address_in_data(text: &[u8]) -> bool {
+    let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
+    is_address(text) && !text.iter().all(is_base64)
+}
+
+/// What a text is that is to be embedded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Embedded {
+    Text,
+    /// A text that begins like an address: LiteLLM hands it on as text, and some providers fetch it.
+    Address,
+    /// What LiteLLM itself takes for an address, in a bucket.
+    Bucket,
+    /// What LiteLLM takes for a file of the provider's account.
+    File,
+}
+
+impl Embedded {
+    /// Reads the beginning of a text, or all of it where it is short.
+    pub(super) fn of(text: &[u8]) -> Self {
+        let is = |start: &[u8]| {
+            text.get(..start.len()).is_some_and(|text| text.eq_ignore_ascii_case(start))
+        };
+        if is(GEMINI_FILES) || text.strip_prefix(b"files/").is_some_and(is_file_name) {
+            return Self::File;
+        }
+        if !is_address(text) {
+            return Self::Text;
+        }
+        if BUCKETS.iter().any(|scheme| is(scheme)) { Self::Bucket } else { Self::Address }
+    }
+}
+
+/// Whether a text can be the name of a file of Google's. A path has more to it.
+fn is_file_name(name: &[u8]) -> bool {
+    (1..=40).contains(&name.len())
+        && name.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+}
+
+const GEMINI_FILES: &[u8] = b"https://generativelanguage.googleapis.com/v1beta/files/";
+
+const BUCKETS: [&[u8]; 2] = [b"gs:", b"s3:"];
 
 /// Schemes that are fetched even without slashes behind them.
 const FETCHED: [&[u8]; 9] =
@@ -171,6 +222,7 @@ const CONTENT: [&[(&[u8], Place)]; 18] = [
     &[(b"url", Place::Url)],
     &[
         (b"text", Place::Text),
+        (b"data", Place::Payload),
         (b"type", Place::PartType),
         (b"role", Place::Text),
         (b"name", Place::Text),

@@ -184,6 +184,42 @@ fn a_request_is_taken_for_what_its_parts_cost() {
     assert!(estimate(Messages, &compacted) > 1000);
 }
 
+/// G6: what begins like an address is a text to a model that embeds texts, and may be fetched for another one.
+#[test]
+fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
+    let input = r#""input":["https://x is a site","http://x","//x/y","ftp://x"]"#;
+    let embed = |policy: &Policy, model: &str, input: &str| {
+        sent(Embeddings, policy, &format!(r#"{{"model":"{model}",{input}}}"#))
+    };
+    let ours = Policy {
+        aliases: [
+            ("text-embedding-ours", "ours"),
+            ("plain", "bge-m3"),
+            ("text-embedding-x", "our-clip"),
+        ]
+        .map(|(name, upstream)| (name.to_owned(), upstream.to_owned()))
+        .into(),
+        ..Policy::default()
+    };
+    for model in ["text-embedding-3-small", "text-embedding-ours", "plain"] {
+        assert!(embed(&ours, model, input).is_ok(), "{model}");
+        // LiteLLM reads these itself, for whichever model it has behind a name.
+        for read in ["gs://b/x", "S3://b/x", "files/abc"] {
+            embed(&ours, model, &format!(r#""input":["{read}"]"#)).unwrap_err();
+        }
+    }
+    for model in ["ours", "jina-clip-v2", "text-embedding-x"] {
+        let refusal = embed(&ours, model, input).unwrap_err();
+        assert_eq!(
+            (refusal.code(), refusal.field()),
+            ("capability_not_granted", "input"),
+            "{model}"
+        );
+    }
+    let granted = Policy { capabilities: [Capability::RemoteMedia].into(), ..Policy::default() };
+    assert!(embed(&granted, "ours", input).is_ok());
+}
+
 /// G9: where a conversation is shortened first, the model reads and writes twice.
 #[test]
 fn a_second_pass_is_reserved_for() {
@@ -243,6 +279,19 @@ const DENIED: &[(Route, &str)] = &[
     ),
     (Embeddings, r#""input":["text","gs://bucket/x"]"#),
     (Embeddings, r#""input":"s3://bucket/x""#),
+    (Embeddings, r#""input":["https://x is a site"]"#),
+    (Embeddings, r#""input":"HTTP:x""#),
+    (Embeddings, r#""input":"//host/x""#),
+    (Embeddings, r#""input":["text","files/abc-123"]"#),
+    (Embeddings, r#""input":"https://generativelanguage.googleapis.com/v1beta/files/abc""#),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"tomorrow","tomorrow":"//host/x"}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"tomorrow","tomorrow":["\\\\localhost"]}]}]"#,
+    ),
     (
         ChatCompletions,
         r#""tools":[{"type":"function","function":{"name":"litellm_web_search","parameters":{}}}]"#,
@@ -401,7 +450,10 @@ const ALLOWED: &[(Route, &str)] = &[
         Messages,
         r#""messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"https://x"},{"type":"document","title":"http://x","context":"http://x","source":{"type":"text","media_type":"text/plain","data":"note: a page"}}]}]"#,
     ),
-    (Embeddings, r#""input":["https://x is a site","note: x","a"]"#),
+    (
+        Embeddings,
+        r#""input":["note: x","a","file: src/main.rs","// a comment","files/src/main.rs","files/","https:","a https://x","data:image/png;base64,AA=="]"#,
+    ),
     (Messages, r#""tools":[{"name":"WebSearch","input_schema":{"type":"object"}}]"#),
     (
         Messages,
@@ -488,5 +540,4 @@ const ALLOWED: &[(Route, &str)] = &[
         Messages,
         r#""context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]},"mcp_servers":[],"container":null"#,
     ),
-    (Embeddings, r#""input":["https://x","data"]"#),
 ];
