@@ -152,6 +152,37 @@ async fn the_drains_of_a_run_are_bounded() {
     app.stop().await;
 }
 
+/// G15: what a request holds whose client has left counts for its run until the request is sent and its answer has begun; a run
+/// that leaves its calls behind holds no more than its bound.
+#[tokio::test]
+async fn what_a_drained_call_holds_counts_for_its_run() {
+    let app = TestApp::with(|config| config.server.max_run_body_bytes = 2_000_000).await;
+    let body = |model: &str| {
+        let messages = json!([{"role": "user", "content": "x".repeat(900_000)}]);
+        json!({"model": model, "max_tokens": 5000, "messages": messages})
+    };
+    for round in 1..3 {
+        let mut gone = vec![];
+        for _ in 0..2 {
+            gone.push(ask(&app, "/v1/messages", &body("fake/gate=head,output=77")).await);
+        }
+        app.upstream.gate.reached(2).await;
+        drop(gone);
+        let refused = app.client().post("/v1/messages", &body("fake")).await;
+        assert_eq!(refused.status.as_u16(), 429, "{}", refused.text());
+        assert!(refused.text().contains("request bodies in flight"), "{}", refused.text());
+        let small = json!({"model": "fake", "messages": []});
+        assert_eq!(app.client().post("/v1/messages", &small).await.status, 200);
+        app.upstream.gate.open(2);
+        // Two that are drained, and the small one.
+        let settled = app.recorded("request.settled", 3 * round).await;
+        let drained = settled.iter().filter(|settled| settled["usage"]["source"] == "drained");
+        assert_eq!(drained.count(), 2 * round, "{settled:?}");
+    }
+    assert_eq!(app.client().post("/v1/messages", &body("fake")).await.status, 200);
+    app.stop().await;
+}
+
 /// G11: a client that leaves in the middle of its request is recorded, and reaches nobody.
 #[tokio::test]
 async fn a_client_that_leaves_mid_request_is_recorded() {

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use cogni_gateway::provider::Ended;
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt as _};
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, StreamBody};
@@ -73,6 +74,39 @@ async fn streams_in_flight_are_bounded_like_connections() {
     let statuses: Vec<_> = gateway.streams(16, 31 * MIB).await.take(14).collect().await;
     assert_eq!(statuses, [429; 14], "there is room for two");
     assert!(gateway.resident() < before + 96 * MIB);
+}
+
+/// G15: answers that are read on without their clients are thrown away as they come, however many there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_drained_answer_brings_is_not_held() {
+    let gateway = Gateway::start(&[]).await;
+    let before = gateway.resident();
+    let model = "fake/gate=head,chunks=48,size=64KiB";
+    let body =
+        json!({"model": model, "stream": true, "max_tokens": 5000, "messages": []}).to_string();
+    let mut gone = vec![];
+    for _ in 0..DRAINED {
+        let mut socket = UnixStream::connect(&gateway.socket).unwrap();
+        socket.write_all(head_to("/v1/messages", body.len()).as_bytes()).unwrap();
+        socket.write_all(body.as_bytes()).unwrap();
+        gone.push(socket);
+    }
+    let upstream = &gateway.upstream;
+    upstream.gate.reached(DRAINED).await;
+    drop(gone);
+    upstream.gate.open(DRAINED);
+    let mut most = 0;
+    upstream
+        .seen
+        .until(|seen| {
+            most = most.max(gateway.resident());
+            seen.requests().iter().all(|request| request.ended.is_some())
+        })
+        .await;
+    let all = upstream.seen.requests();
+    assert!(all.iter().all(|request| request.ended == Some(Ended::Completed)), "{all:?}");
+    // Three MiB of each, of which a buffer's worth is here at a time.
+    assert!(most < before + 32 * MIB, "{before} {most}");
 }
 
 /// G15: requests in flight count for the run, whatever they came on, and calls that are drained count, too.
@@ -220,7 +254,7 @@ async fn the_limit_of_descriptors_is_raised() {
 struct Gateway {
     process: Process,
     socket: PathBuf,
-    _upstream: provider::Running,
+    upstream: provider::Running,
     _directory: TempDir,
 }
 
@@ -255,7 +289,7 @@ impl Gateway {
         command.env("LITELLM_MASTER_KEY", "sk-real").stdin(Stdio::null());
         let mut process = Process::start(&mut command, "build the gateway");
         process.until(|said| said.contains("ready"));
-        Self { process, socket, _upstream: upstream, _directory: directory }
+        Self { process, socket, upstream, _directory: directory }
     }
 
     /// Bytes of memory in use.
@@ -346,6 +380,9 @@ fn read_rest(socket: &mut UnixStream, head: &str) {
 }
 
 const MIB: usize = 1024 * 1024;
+
+/// Calls that are left, each with an answer of 3 MiB.
+const DRAINED: usize = 48;
 
 static CHUNK: [u8; 64 * 1024] = [b' '; 64 * 1024];
 
