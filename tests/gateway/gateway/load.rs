@@ -208,7 +208,9 @@ async fn real_clients_see_the_status() {
     let body = folder.path().join("body.json");
     fs::write(&body, vec![b' '; 8 * MIB]).unwrap();
     for (path, status) in [("/v1/chat/completions", 402), ("/v1/nothing", 404)] {
-        for (program, argument, script) in [("python3", "-c", PYTHON), ("node", "-e", NODE)] {
+        for (program, argument, script) in
+            [("python3", "-c", PYTHON), ("node", "-e", NODE), ("node", "-e", NODE_FETCH)]
+        {
             let mut command = Command::new(program);
             command.args([argument, script]).arg(&app.socket).arg(path);
             assert_eq!(said(command), status.to_string(), "{program} {path}");
@@ -405,4 +407,24 @@ const request = http.request({ socketPath, path, method: 'POST', headers }, (ans
   console.log(answer.statusCode);
 });
 request.end(Buffer.alloc(8 << 20, ' '));
+";
+
+/// As the SDKs for JavaScript do: by undici, over TCP, behind a bridge to the socket as a sandbox has one.
+const NODE_FETCH: &str = r"
+const net = require('node:net');
+const [socketPath, path] = process.argv.slice(-2);
+const bridge = net.createServer((near) => {
+  const far = net.connect(socketPath);
+  near.pipe(far).pipe(near);
+  near.on('error', () => far.destroy());
+  far.on('error', () => near.destroy());
+});
+bridge.listen(0, '127.0.0.1', async () => {
+  const url = `http://127.0.0.1:${bridge.address().port}${path}`;
+  const headers = { 'content-type': 'application/json' };
+  const answer = await fetch(url, { method: 'POST', headers, body: Buffer.alloc(8 << 20, ' ') });
+  await answer.text();
+  console.log(answer.status);
+  process.exit();
+});
 ";
