@@ -299,6 +299,26 @@ proptest! {
     }
 }
 
+/// G12: calls that cost nothing are answered for any name, and give none of these names a series that a model needs.
+#[tokio::test]
+async fn names_of_calls_that_cost_nothing_take_no_series() {
+    let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
+    let call = |model: &str| json!({"model": model, "messages": []});
+    for name in 0..MAX_MODELS + 6 {
+        let junk = call(&format!("junk-{name}"));
+        let counted = app.client().post("/v1/messages/count_tokens", &junk).await;
+        assert_eq!(counted.status, 200, "{}", counted.text());
+    }
+    app.client().post("/v1/messages", &call("real")).await;
+    app.recorded("request.settled", MAX_MODELS + 7).await;
+    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let completed = r#"cogni_gateway_calls_total{model="real",outcome="completed"}"#;
+    assert_eq!(sample(&text, completed), 1);
+    assert_eq!(sample(&text, "cogni_gateway_model_series_dropped_total"), 0);
+    assert!(!text.contains("junk"), "{text}");
+    app.stop().await;
+}
+
 /// G12, G2: each way a request can end is seen by the scraper and by the log reader alike.
 #[tokio::test]
 async fn what_is_served_is_seen() {

@@ -1,5 +1,6 @@
 //! A3: what one tenant of a service may not say of itself, and may not do to the others.
 
+use std::fs;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -88,6 +89,29 @@ async fn a_tenants_repository_is_on_the_internet() {
         assert_eq!(row["error_code"], "branch_unavailable", "{row}");
         assert!(row.to_string().contains(said), "{row}");
     }
+    place.stop(service);
+}
+
+/// A4: whose work fills what is kept for it gets no further run with a branch, and is told so; other runs go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
+    let mut place = Place::new("").await;
+    let rules = place.path().join("relay.toml");
+    fs::write(&rules, "[kept]\ngrant_works = 0\n").unwrap();
+    place.set("COGNI_RELAY_CONFIG", rules.to_str().unwrap());
+    let service = place.start();
+    let grant = place.grant(&["--repo", "https://github.com/acme/*"]);
+    let mut body = asked("fake");
+    body["repo"] = json!("https://github.com/acme/site");
+    let without_branch = grant.post("/api/v1/runs", &body).await;
+    assert_eq!(without_branch.status, 201, "{}", without_branch.text());
+    body["branch_key"] = json!("task-1");
+    let refused = grant.post("/api/v1/runs", &body).await;
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    let error = &refused.json()["error"];
+    assert_eq!(error["code"], "workspaces_full");
+    assert!(error["message"].as_str().unwrap().contains("this grant keeps 0 works"), "{error}");
+    grant.ended(without_branch.json()["id"].as_str().unwrap()).await;
     place.stop(service);
 }
 

@@ -69,6 +69,8 @@ async fn every_way_a_call_can_end_is_a_fact() {
         );
         assert!(fact.started <= fact.settled);
         assert_eq!(fact.is_billable(), fact.status == 200 && fact.route != "count_tokens");
+        // A call of a kind that costs nothing is in no book, however many there are.
+        assert_eq!(fact.can_cost(), fact.route != "count_tokens");
     }
 }
 
