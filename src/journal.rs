@@ -17,6 +17,7 @@ pub mod feed;
 mod outcome;
 mod row;
 mod schema;
+mod spending;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,11 +30,13 @@ use tokio::task::spawn_blocking;
 
 use crate::audit::seal::Seal;
 use crate::base::db::{self, Database};
+use crate::budget::Nanodollars;
 
 pub use event::{Event, Kind};
 pub use feed::Feed;
 pub use row::{Ended, Filter, New, Row, State};
 pub use schema::SCHEMA;
+pub use spending::{Caps, Exhausted, Spending, Standing};
 
 /// The runs of one service. Clones share them.
 #[derive(Clone, Debug)]
@@ -45,20 +48,25 @@ pub struct Journal {
 /// What became of a run that somebody asked for.
 #[derive(Debug)]
 pub enum Added {
-    New(Feed),
+    /// With the money that is reserved for it, where its grant has a cap.
+    New(Feed, Option<Nanodollars>),
     /// It was asked for before, with the same key and in the same words.
     Known(Box<Row>),
     /// The key was used before, with other words.
     Conflict(Box<Row>),
     /// Its grant has as many runs as it may.
     Full,
+    /// Its grant has no money left.
+    Exhausted(Exhausted),
 }
 
-/// What an insertion finds.
-enum Found {
-    Nothing,
+/// What an insertion comes to.
+enum Inserted {
+    /// With the money that is reserved.
+    New(Option<Nanodollars>),
     Same(Box<Row>),
     Full,
+    Exhausted(Exhausted),
 }
 
 impl Journal {
@@ -77,14 +85,15 @@ impl Journal {
         let feed = self.go_live(&run, 0);
         let now = now();
         let added = self.database.write(move |change| insert(change, &new, now)).await;
-        if !matches!(added, Ok(Found::Nothing)) {
+        if !matches!(added, Ok(Inserted::New(_))) {
             self.live().remove(&run);
         }
         Ok(match added? {
-            Found::Nothing => Added::New(feed),
-            Found::Same(row) if row.digest == digest => Added::Known(row),
-            Found::Same(row) => Added::Conflict(row),
-            Found::Full => Added::Full,
+            Inserted::New(reserved) => Added::New(feed, reserved),
+            Inserted::Same(row) if row.digest == digest => Added::Known(row),
+            Inserted::Same(row) => Added::Conflict(row),
+            Inserted::Full => Added::Full,
+            Inserted::Exhausted(exhausted) => Added::Exhausted(exhausted),
         })
     }
 
@@ -282,6 +291,24 @@ impl Journal {
         self.database.write(move |change| outcome::seal_ended(change, &run, &seal)).await
     }
 
+    /// Returns the money that is reserved for a run that has not ended; `None` where its grant has no caps.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn reserved(&self, run: &str) -> Result<Option<Nanodollars>, db::Error> {
+        let run = run.to_owned();
+        self.database.read(move |view| spending::reserved(view, &run)).await
+    }
+
+    /// Returns what the runs of a grant with caps have cost, and what is reserved for those that have not ended.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn standing(&self, grant: &str) -> Result<Standing, db::Error> {
+        let (grant, now) = (grant.to_owned(), now());
+        self.database.read(move |view| spending::standing(view, &grant, now)).await
+    }
+
     /// The run that a grant has asked for with a key.
     ///
     /// # Errors
@@ -414,20 +441,26 @@ impl Reader {
     }
 }
 
-fn insert(change: &Transaction<'_>, new: &New, now: i64) -> rusqlite::Result<Found> {
+fn insert(change: &Transaction<'_>, new: &New, now: i64) -> rusqlite::Result<Inserted> {
     if let Some(key) = &new.idempotency_key {
         let found = change.query_row(&row::select(KEYED), [&new.grant, key], row::read);
         if let Some(row) = found.optional()? {
-            return Ok(Found::Same(Box::new(row)));
+            return Ok(Inserted::Same(Box::new(row)));
         }
     }
     if let Some(most) = new.most {
         let open = "SELECT count(*) FROM run WHERE grant_id = ?1 AND state <> 'ended'";
         let open: u32 = change.query_row(open, [&new.grant], |row| row.get(0))?;
         if open >= most {
-            return Ok(Found::Full);
+            return Ok(Inserted::Full);
         }
     }
+    let New { id: run, grant, caps, max_cost_usd: limit, .. } = new;
+    let ask = spending::Ask { run, grant, caps: *caps, limit: *limit };
+    let reserved = match spending::reserve(change, ask, now)? {
+        Ok(reserved) => reserved,
+        Err(exhausted) => return Ok(Inserted::Exhausted(exhausted)),
+    };
     change.execute(
         "INSERT INTO run (id, grant_id, idempotency_key, digest, agent, account, model, wanted, state, created)
          VALUES (:id, :grant, :key, :digest, :agent, :account, :model, :wanted, 'queued', :now)",
@@ -443,7 +476,7 @@ fn insert(change: &Transaction<'_>, new: &New, now: i64) -> rusqlite::Result<Fou
             ":now": now,
         },
     )?;
-    Ok(Found::Nothing)
+    Ok(Inserted::New(reserved))
 }
 
 /// There is one at most.

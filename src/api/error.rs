@@ -1,6 +1,7 @@
 //! What a caller is told when something is not done: always JSON, always with a code that stays the same.
 
 use std::fmt;
+use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
@@ -56,6 +57,9 @@ pub(super) enum Error {
     TooManyWatchers(usize),
     #[error("this grant may read {0} files at the same time, and does; wait for one to end")]
     TooManyDownloads(usize),
+    /// With the time until the cap of a day opens again.
+    #[error("{message}")]
+    GrantBudget { message: String, opens_after: Option<Duration> },
     #[error("the disk of this service is full; ask again later")]
     StorageFull,
     /// The log has the reason; the caller can do nothing about it.
@@ -125,6 +129,7 @@ impl Error {
             Self::Crowded => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
             Self::TooManyWatchers(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_watchers"),
             Self::TooManyDownloads(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_downloads"),
+            Self::GrantBudget { .. } => (StatusCode::PAYMENT_REQUIRED, "grant_budget_exhausted"),
             Self::StorageFull => (StatusCode::SERVICE_UNAVAILABLE, "storage_full"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         }
@@ -144,6 +149,9 @@ impl IntoResponse for Error {
             // A disk gets no room from one second to the next.
             let after = if code == "storage_full" { "10" } else { "1" };
             headers.insert(RETRY_AFTER, HeaderValue::from_static(after));
+        }
+        if let Self::GrantBudget { opens_after: Some(after), .. } = self {
+            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs() + 1));
         }
         response
     }
@@ -176,6 +184,10 @@ impl From<Refused> for Error {
             Refused::WorkspacesFull(_) => Self::Conflict { code: "workspaces_full", message },
             Refused::Outbox(error) => Self::internal(std::io::Error::other(error)),
             Refused::GrantFull(most) => Denied::Runs(most).into(),
+            Refused::GrantBudget(exhausted) => {
+                let after = |opens: SystemTime| opens.duration_since(SystemTime::now()).ok();
+                Self::GrantBudget { message, opens_after: exhausted.opens.and_then(after) }
+            }
             Refused::Journal(error) => Self::internal(error),
         }
     }

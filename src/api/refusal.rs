@@ -50,6 +50,9 @@ pub(super) enum NotBegun {
     /// `unauthorized`, `grant_revoked`, `grant_expired`
     #[response(status = 401)]
     Unknown(ErrorBody),
+    /// `grant_budget_exhausted`: all of the grant's money is charged or reserved
+    #[response(status = 402)]
+    GrantBudget(ErrorBody),
     /// `forbidden`, `forbidden_agent`, `forbidden_account`, `forbidden_repo`, `sandbox_not_allowed`
     #[response(status = 403)]
     Forbidden(ErrorBody),

@@ -19,7 +19,7 @@ use super::extract::{Asked, At, Body, Caller};
 use super::refusal::{NotAllowed, NotBegun, NotFound, NotUnderstood};
 use crate::base::trace;
 use crate::grant::Access;
-use crate::journal::{self, Filter, Row};
+use crate::journal::{self, Caps, Filter, Row};
 use crate::supervisor::{self, Refused, Started, Wanted};
 
 /// One run.
@@ -129,7 +129,9 @@ pub(super) async fn start(
     let key = idempotency_key(headers)?;
     let traceparent = traceparent(headers);
     let wanted = Wanted { traceparent, ..run.allowed_by(&caller.0)? };
-    let terms = supervisor::Terms { key, most: caller.0.terms.max_runs };
+    let terms = &caller.0.terms;
+    let caps = Caps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
+    let terms = supervisor::Terms { key, most: terms.max_runs, caps };
     let started = api.supervisor.start(wanted, terms).await;
     started.map_err(|refused| match refused {
         // Of agents that it may not run it is told nothing.

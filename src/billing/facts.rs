@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, Seek, SeekFrom};
+use std::ops::Add;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -58,6 +59,10 @@ pub struct Reader {
     session: Option<Session>,
     open: HashMap<String, Open>,
     last: SystemTime,
+    /// Of the calls that are settled.
+    charged: Nanodollars,
+    /// Whether the last look found what cannot be read.
+    is_broken: bool,
 }
 
 /// A call that has not ended.
@@ -112,6 +117,8 @@ impl Reader {
             session: None,
             open: HashMap::new(),
             last: SystemTime::UNIX_EPOCH,
+            charged: Nanodollars::ZERO,
+            is_broken: false,
         }
     }
 
@@ -122,10 +129,19 @@ impl Reader {
     /// The log cannot be read, or is not as it was written. What stands before the break is handed out first.
     pub fn read_new(&mut self) -> Result<Vec<Fact>, Error> {
         let mut facts = vec![];
-        match self.read(&mut facts) {
+        let read = self.read(&mut facts);
+        self.is_broken = read.is_err();
+        match read {
             Err(source) if facts.is_empty() => Err(Error::Log { path: self.path.clone(), source }),
             _ => Ok(facts),
         }
+    }
+
+    /// Returns what the calls have cost by now, as the run's budget counts them; a call that is not settled has cost what
+    /// it has reserved. `None` where the rest of the log cannot be read.
+    pub fn charged(&self) -> Option<Nanodollars> {
+        let reserved = self.open.values().map(|open| open.admission.reserved.cost);
+        (!self.is_broken).then(|| reserved.fold(self.charged, Add::add))
     }
 
     /// The rest, and whether it is all. What never ended is taken to have used everything that it had reserved, as it is
@@ -212,6 +228,7 @@ impl Reader {
             let admission = Admission { request, route, model: None, stream: false, reserved };
             self.begin(seq, run, admission, time)
         });
+        self.charged = self.charged + settled.charged.cost;
         open.settled(settled, time)
     }
 }

@@ -13,7 +13,8 @@ use super::relay::StateDir;
 use crate::base::db::Database;
 use crate::budget::{Limits, Nanodollars, Tokens};
 use crate::config::Config;
-use crate::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
+use crate::grant::{self, Access, Error, Grant, Grants, Pattern, Terms};
+use crate::journal::{self, Caps, Journal, Spending, Standing};
 
 /// Where the service has them.
 #[derive(Debug, clap::Args)]
@@ -44,7 +45,7 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show one grant, and all that it allows
+    /// Show one grant, all that it allows, and what is left of its money
     Show {
         #[command(flatten)]
         place: Place,
@@ -110,6 +111,9 @@ pub struct Mint {
 
     #[command(flatten)]
     budget: Budget,
+
+    #[command(flatten)]
+    money: Money,
 }
 
 /// What one run may spend at most.
@@ -133,6 +137,19 @@ struct Budget {
     deadline: Option<Duration>,
 }
 
+/// What all its runs may spend together.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "What all its runs may spend together")]
+struct Money {
+    /// Money of all its runs, by the price table [default: no limit]
+    #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
+    max_cost_usd_total: Option<Nanodollars>,
+
+    /// Money of the runs of one day (UTC) [default: no limit]
+    #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
+    max_cost_usd_per_day: Option<Nanodollars>,
+}
+
 /// Runs the command.
 pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
@@ -141,8 +158,7 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             Command::Mint(wanted) => mint(*wanted, out).await?,
             Command::List { place, all, json } => list(&open(&place)?, all, json, out).await?,
             Command::Show { place, id } => {
-                let grant = open(&place)?.show(&id).await?;
-                writeln!(out, "{:#}", described(&grant, SystemTime::now()))?;
+                writeln!(out, "{:#}", show(&place, &id).await?)?;
             }
             Command::Revoke { place, id, cancel_runs } => {
                 let grants = open(&place)?;
@@ -161,6 +177,7 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 async fn mint(wanted: Mint, out: &mut impl Write) -> anyhow::Result<()> {
     let Mint { place, name, access, allow_sandbox, agents, accounts, repositories, .. } = wanted;
     let Budget { max_turns, max_total_tokens, max_cost_usd, deadline } = wanted.budget;
+    let Money { max_cost_usd_total, max_cost_usd_per_day } = wanted.money;
     let terms = Terms {
         access: access.into_iter().collect(),
         allow_sandbox,
@@ -175,6 +192,8 @@ async fn mint(wanted: Mint, out: &mut impl Write) -> anyhow::Result<()> {
             ..Limits::default()
         },
         max_runs: wanted.max_runs,
+        max_cost_usd_total,
+        max_cost_usd_per_day,
     };
     // Before the file is made: who asks for nonsense should leave nothing.
     terms.check().map_err(Error::from)?;
@@ -217,8 +236,38 @@ async fn list(grants: &Grants, all: bool, json: bool, out: &mut impl Write) -> a
     Ok(())
 }
 
+async fn show(place: &Place, id: &str) -> anyhow::Result<Value> {
+    let grant = open(place)?.show(id).await?;
+    let mut all = described(&grant, SystemTime::now());
+    let Terms { max_cost_usd_total: total, max_cost_usd_per_day: per_day, .. } = grant.terms;
+    let caps = Caps { total, per_day };
+    if !caps.is_none() {
+        let file = place.path()?.join("state.db");
+        let journal = Journal::new(Database::open(&file, &[journal::SCHEMA])?);
+        all["money"] = money(&caps, &journal.standing(id).await?);
+    }
+    Ok(all)
+}
+
+/// A grant's caps of money, and what is left of them.
+fn money(caps: &Caps, standing: &Standing) -> Value {
+    let of = |cap: Nanodollars, spending: &Spending| {
+        json!({
+            "cap_usd": cap,
+            "charged_usd": spending.charged,
+            "reserved_usd": spending.reserved,
+            "left_usd": cap.saturating_sub(spending.sum()),
+        })
+    };
+    json!({
+        "total": caps.total.map(|cap| of(cap, &standing.total)),
+        "today": caps.per_day.map(|cap| of(cap, &standing.today)),
+        "day_ends": standing.day_ends.map(date),
+    })
+}
+
 fn open(place: &Place) -> anyhow::Result<Grants> {
-    Ok(Grants::new(Database::open(&place.path()?.join("state.db"), &[SCHEMA])?))
+    Ok(Grants::new(Database::open(&place.path()?.join("state.db"), &[grant::SCHEMA])?))
 }
 
 impl Place {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::{Access, Pattern};
-use crate::budget::Limits;
+use crate::budget::{Limits, Nanodollars};
 
 /// The scopes of a grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,12 @@ pub struct Terms {
     pub budget: Limits,
     /// Runs that have not ended.
     pub max_runs: Option<u32>,
+    /// Money that all runs may cost together, for as long as the grant exists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cost_usd_total: Option<Nanodollars>,
+    /// Money that the runs of one day (UTC) may cost together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cost_usd_per_day: Option<Nanodollars>,
 }
 
 /// Terms that would allow nothing, or not what they seem to.
@@ -39,6 +45,8 @@ pub enum Invalid {
     Sandbox,
     #[error("the grant may have no run; give at least 1, or no limit")]
     MaxRuns,
+    #[error("the grant may spend nothing; give a cap of more than $0, or none")]
+    Cap,
     #[error(
         "a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too"
     )]
@@ -58,6 +66,10 @@ impl Terms {
         }
         if self.max_runs == Some(0) {
             return Err(Invalid::MaxRuns);
+        }
+        let caps = [self.max_cost_usd_total, self.max_cost_usd_per_day];
+        if caps.contains(&Some(Nanodollars::ZERO)) {
+            return Err(Invalid::Cap);
         }
         if !self.repositories.iter().all(is_bounded) {
             return Err(Invalid::Repositories);

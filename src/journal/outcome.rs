@@ -14,8 +14,8 @@
 use memchr::memmem::Finder;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
-use super::Event;
 use super::row::Ended;
+use super::{Event, spending};
 use crate::audit::seal::Seal;
 
 /// An end as it is written, with the answer cut out. What is cut, and out of what, was the agent's to choose, so it is done
@@ -82,6 +82,7 @@ pub(super) fn write(
     if moved == 0 {
         return Ok(false);
     }
+    spending::settle(change, run, ended.charged)?;
     change.execute(
         "INSERT INTO outcome (run, answer, result, stdout, stderr) VALUES (:run, :answer, :result, :stdout, :stderr)",
         named_params! {

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::event::Kind;
+use super::spending::Caps;
 use crate::audit::seal::Seal;
+use crate::budget::Nanodollars;
 
 /// A run that somebody asks for.
 #[derive(Clone, Debug)]
@@ -19,6 +21,10 @@ pub struct New {
     pub idempotency_key: Option<String>,
     /// How many runs its grant may have that have not ended, this one included.
     pub most: Option<u32>,
+    /// The money that its grant's runs may cost together.
+    pub caps: Caps,
+    /// The run's own limit of money.
+    pub max_cost_usd: Option<Nanodollars>,
     /// Of what is asked, to tell whether that is the same.
     pub digest: String,
     pub agent: String,
@@ -38,6 +44,8 @@ pub struct Ended {
     pub result: Option<String>,
     pub stdout: String,
     pub stderr: String,
+    /// The cost of its calls; all that was reserved for it, where that is not known.
+    pub charged: Option<Nanodollars>,
     /// What its audit log is held against from now on; none where it has none, or none that is whole.
     pub log: Option<Seal>,
     /// What its watchers are told when all of this is written down, and nothing after.

@@ -61,6 +61,22 @@ ALTER TABLE run ADD COLUMN log_key TEXT;
     "
 CREATE INDEX run_grant ON run (grant_id, created, id);
 ",
+    // Money is in billionths of a dollar; days are counted from 1970, in UTC.
+    "
+CREATE TABLE grant_reservation (
+    run      TEXT NOT NULL PRIMARY KEY,
+    grant_id TEXT NOT NULL,
+    day      INTEGER NOT NULL,
+    reserved INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX grant_reservation_grant ON grant_reservation (grant_id);
+CREATE TABLE grant_charge (
+    grant_id TEXT NOT NULL,
+    day      INTEGER NOT NULL,
+    charged  INTEGER NOT NULL,
+    PRIMARY KEY (grant_id, day)
+) STRICT, WITHOUT ROWID;
+",
 ];
 
 #[cfg(test)]

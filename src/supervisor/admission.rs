@@ -12,7 +12,8 @@ use super::{Shared, Supervisor, Wanted};
 use crate::base::{db, disk};
 use crate::catalog;
 use crate::grant;
-use crate::journal::{Added, Feed, New};
+use crate::budget::Nanodollars;
+use crate::journal::{Added, Caps, Exhausted, Feed, New};
 
 /// A run that was accepted, now or before.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct Terms {
     pub key: Option<String>,
     /// How many runs its grant may have at once.
     pub most: Option<u32>,
+    /// The money that its grant's runs may cost together.
+    pub caps: Caps,
 }
 
 /// Why a run was not accepted. Nothing of it is left.
@@ -42,6 +45,8 @@ pub enum Refused {
         "{0} runs of this grant are under way, and it may have no more at once; wait for one to end"
     )]
     GrantFull(u32),
+    #[error("{0}")]
+    GrantBudget(Exhausted),
     #[error("{0}; an operator can discard some of it, with `cogni-gateway relay discard`")]
     WorkspacesFull(String),
     #[error(transparent)]
@@ -65,6 +70,7 @@ impl Refused {
             Self::Draining => "draining",
             Self::Full(_) => "overloaded",
             Self::GrantFull(_) => "too_many_runs",
+            Self::GrantBudget(_) => "grant_budget_exhausted",
             Self::WorkspacesFull(_) => "workspaces_full",
             Self::NoAgent(_) => "no_such_agent",
             Self::Invalid(_) => "invalid_request",
@@ -92,7 +98,7 @@ impl Supervisor {
     }
 
     async fn try_start(&self, wanted: Wanted, terms: Terms) -> Result<Started, Refused> {
-        let Terms { key, most } = terms;
+        let Terms { key, most, caps } = terms;
         if let Some(key) = &key
             && let Some(known) = self.known(&wanted, key).await?
         {
@@ -102,7 +108,7 @@ impl Supervisor {
             return Err(Refused::Draining);
         }
         let run = format!("run-{}", Uuid::now_v7());
-        let model = self.0.check(&wanted, &run)?;
+        let (model, max_cost_usd) = self.0.check(&wanted, &run)?;
         self.check_kept(&wanted, &run).await?;
         let places = Arc::clone(&self.0.places);
         let full = |_| Refused::Full(self.0.settings.max_runs);
@@ -112,6 +118,8 @@ impl Supervisor {
             grant: wanted.grant.clone(),
             idempotency_key: key,
             most,
+            caps,
+            max_cost_usd,
             digest: wanted.digest(),
             agent: wanted.agent.clone(),
             account: wanted.account.clone(),
@@ -119,13 +127,14 @@ impl Supervisor {
             wanted: wanted.to_json(),
         };
         match self.0.journal.add(new).await? {
-            Added::New(feed) => {
-                self.conduct(wanted, feed, Some(place));
+            Added::New(feed, reserved) => {
+                self.conduct(wanted.within_money(reserved), feed, Some(place));
                 Ok(Started { run, is_known: false })
             }
             Added::Known(row) => Ok(Started { run: row.id, is_known: true }),
             Added::Conflict(row) => Err(Refused::Conflict(row.id)),
             Added::Full => Err(Refused::GrantFull(most.unwrap_or_default())),
+            Added::Exhausted(exhausted) => Err(Refused::GrantBudget(exhausted)),
         }
     }
 
@@ -212,8 +221,12 @@ impl Shared {
         }
     }
 
-    /// All that can be told without making anything. Returns the model.
-    fn check(&self, wanted: &Wanted, run: &str) -> Result<String, Refused> {
+    /// All that can be told without making anything. Returns the run's model and its own limit of money.
+    fn check(
+        &self,
+        wanted: &Wanted,
+        run: &str,
+    ) -> Result<(String, Option<Nanodollars>), Refused> {
         let catalog = self.catalog.load();
         catalog.find(&wanted.agent)?;
         let invalid = |error: anyhow::Error| {
@@ -230,6 +243,7 @@ impl Shared {
         let order = wanted.order(run, (&self.settings, &self.config.load(), &catalog));
         let order = order.map_err(invalid)?;
         order.check().map_err(invalid)?;
-        Ok(order.model().unwrap_or_default().to_owned())
+        let limit = order.config.budget.max_cost_usd;
+        Ok((order.model().unwrap_or_default().to_owned(), limit))
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::billing::{Books, Error, Fact, facts};
-use crate::budget::{Ledger, Usage};
+use crate::budget::{Ledger, Nanodollars, Usage};
 use crate::journal::{Event, Feed, Kind};
 
 /// The calls of one run, read from its audit log: what is not in there is not billed.
@@ -95,6 +95,12 @@ impl Bill {
             }
         }
         Ok(())
+    }
+
+    /// Returns what the run's calls have cost by its log, as far as that was read; those without a settlement count as
+    /// reserved. `None` of a log that cannot be read.
+    pub(super) fn charged(&self) -> Option<Nanodollars> {
+        self.reader.as_ref()?.charged()
     }
 
     async fn read_new(&mut self) -> anyhow::Result<()> {

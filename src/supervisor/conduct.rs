@@ -333,7 +333,8 @@ impl Shared {
     /// Its calls are booked before: of a run that has ended, nobody looks for any.
     pub(super) async fn try_end(&self, bill: &mut Bill, ended: &Ended) -> anyhow::Result<()> {
         bill.try_take().await?;
-        Ok(self.journal.end(bill.feed(), ended.clone()).await?)
+        let ended = Ended { charged: bill.charged(), ..ended.clone() };
+        Ok(self.journal.end(bill.feed(), ended).await?)
     }
 }
 

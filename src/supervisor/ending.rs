@@ -70,7 +70,7 @@ pub(super) fn of_result(result: &mut RunResult, feed: &Feed) -> Ended {
     let code = result.error_code.map(|code| code.to_string());
     let result = Some(whole.to_string());
     words.push((Kind::Final, whole));
-    Ended { error_code: code, result, stdout, stderr, words, log: None }
+    Ended { error_code: code, result, stdout, stderr, words, ..Ended::default() }
 }
 
 const INTERRUPTED: &str = "interrupted";

@@ -49,8 +49,9 @@ impl Supervisor {
                 "the run has begun before, by its audit log: the database is older than that, and the run is not begun again"
             );
         } else if row.state == State::Queued {
+            let reserved = self.0.journal.reserved(&row.id).await?;
             // More may have been left than are allowed now: they wait for each other.
-            self.conduct(wanted, feed, None);
+            self.conduct(wanted.within_money(reserved), feed, None);
             return Ok(None);
         }
         let log = self.0.seal(&row.id).await;

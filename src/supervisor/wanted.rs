@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::Settings;
 use crate::base::reach::Reach;
 use crate::base::{hex, trace};
-use crate::budget::Limits;
+use crate::budget::{Limits, Nanodollars};
 use crate::catalog::{Catalog, Entry, Mode};
 use crate::config::Config;
 use crate::relay::branch_key::{self, BranchKey, Sources};
@@ -103,6 +103,13 @@ impl Wanted {
 
     pub(super) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("its maps have texts as keys")
+    }
+
+    /// Lowers the run's limit of money to what is reserved for it, where its grant has a cap.
+    pub(super) fn within_money(mut self, reserved: Option<Nanodollars>) -> Self {
+        let most = Limits { max_cost_usd: reserved, ..Limits::default() };
+        self.budget = self.budget.within(&most);
+        self
     }
 
     /// What is left of it once the run has begun.

@@ -18,7 +18,7 @@ use cogni_gateway::body;
 use cogni_gateway::cli::run::shown::{Place, Shown};
 use cogni_gateway::forge::pull_request::{island, text};
 use cogni_gateway::git::batch;
-use cogni_gateway::journal::{Added, Ended, Journal, Kind, New, SCHEMA};
+use cogni_gateway::journal::{Added, Caps, Ended, Journal, Kind, New, SCHEMA};
 use cogni_gateway::protocol::Route;
 use cogni_gateway::relay::Sha;
 use cogni_gateway::relay::bundle::Header;
@@ -286,13 +286,15 @@ fn journal(bytes: &[u8]) {
             grant: "grant".to_owned(),
             idempotency_key: None,
             most: None,
+            caps: Caps::default(),
+            max_cost_usd: None,
             digest: String::new(),
             agent: "agent".to_owned(),
             account: "account".to_owned(),
             model: "model".to_owned(),
             wanted: "{}".to_owned(),
         };
-        let Added::New(feed) = journal.add(new).await.unwrap() else { panic!("it is known") };
+        let Added::New(feed, _) = journal.add(new).await.unwrap() else { panic!("it is known") };
         for piece in bytes.chunks(bytes.len() / 4) {
             feed.tell(Kind::TextDelta, &json!({"text": text_of(piece)}));
         }

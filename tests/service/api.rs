@@ -7,6 +7,7 @@ mod crowd;
 mod document;
 mod gone;
 mod host_paths;
+mod money;
 mod operate;
 mod refusal;
 mod reload;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::Database;
 use cogni_gateway::base::reach::Reach;
-use cogni_gateway::budget::{Limits, Tokens};
+use cogni_gateway::budget::{Limits, Nanodollars, Tokens};
 use cogni_gateway::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -149,6 +149,8 @@ fn terms_that_allow_nothing_are_refused() {
         Terms { agents: vec![], ..terms() },
         Terms { accounts: vec![], ..terms() },
         Terms { max_runs: Some(0), ..terms() },
+        Terms { max_cost_usd_total: Some(Nanodollars::ZERO), ..terms() },
+        Terms { max_cost_usd_per_day: Some(Nanodollars::ZERO), ..terms() },
     ];
     let said: Vec<_> = wrong.iter().map(|terms| terms.check().unwrap_err().to_string()).collect();
     insta::assert_snapshot!(said.join("\n"), @r"
@@ -157,6 +159,8 @@ fn terms_that_allow_nothing_are_refused() {
     the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`
     the grant may begin runs that nobody pays for; name an account
     the grant may have no run; give at least 1, or no limit
+    the grant may spend nothing; give a cap of more than $0, or none
+    the grant may spend nothing; give a cap of more than $0, or none
     ");
 }
 

@@ -3,8 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::Database;
+use cogni_gateway::budget::Nanodollars;
 use cogni_gateway::journal::{
-    Added, Ended, Event, Feed, Filter, Journal, Kind, New, SCHEMA, State, feed,
+    Added, Caps, Ended, Event, Feed, Filter, Journal, Kind, New, SCHEMA, State, feed,
 };
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::json;
@@ -28,7 +29,7 @@ impl Desk {
 
     async fn add(&self, id: &str) -> Feed {
         match self.journal.add(new(id, None, "one")).await.unwrap() {
-            Added::New(feed) => feed,
+            Added::New(feed, _) => feed,
             other => panic!("{other:?}"),
         }
     }
@@ -44,6 +45,8 @@ fn new(id: &str, key: Option<&str>, digest: &str) -> New {
         grant: "g1".to_owned(),
         idempotency_key: key.map(str::to_owned),
         most: None,
+        caps: Caps::default(),
+        max_cost_usd: None,
         digest: digest.to_owned(),
         agent: "sandbox:agent".to_owned(),
         account: "acct-1".to_owned(),
@@ -60,7 +63,7 @@ async fn told(journal: &Journal, run: &str, after: u64) -> Vec<Event> {
 #[tokio::test]
 async fn asking_twice_is_asking_once() {
     let desk = Desk::new();
-    assert!(matches!(desk.journal.add(new("r1", Some("k"), "one")).await, Ok(Added::New(_))));
+    assert!(matches!(desk.journal.add(new("r1", Some("k"), "one")).await, Ok(Added::New(..))));
     match desk.journal.add(new("r2", Some("k"), "one")).await.unwrap() {
         Added::Known(row) => assert_eq!(row.id, "r1"),
         other => panic!("{other:?}"),
@@ -71,7 +74,7 @@ async fn asking_twice_is_asking_once() {
     }
     let mut other = new("r4", Some("k"), "one");
     "g2".clone_into(&mut other.grant);
-    assert!(matches!(desk.journal.add(other).await, Ok(Added::New(_))));
+    assert!(matches!(desk.journal.add(other).await, Ok(Added::New(..))));
     assert_eq!(desk.journal.keyed("g1", "k").await.unwrap().unwrap().id, "r1");
 }
 
@@ -81,7 +84,7 @@ async fn asking_a_hundred_times_at_once_is_asking_once() {
     let asked =
         (0..100).map(|number| desk.journal.add(new(&format!("r{number}"), Some("k"), "one")));
     let added = futures_util::future::join_all(asked).await;
-    let is_new = |added: &&Result<Added, _>| matches!(added, Ok(Added::New(_)));
+    let is_new = |added: &&Result<Added, _>| matches!(added, Ok(Added::New(..)));
     assert_eq!(added.iter().filter(is_new).count(), 1);
 }
 
@@ -326,4 +329,46 @@ async fn kept_bytes(desk: &Desk) -> usize {
 
 fn feed_pause() -> Duration {
     Duration::from_millis(3)
+}
+
+/// Two runs that are accepted at once do not pass a cap together, and what they reserve is there after a crash.
+#[tokio::test]
+async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
+    let desk = Desk::new();
+    let capped = |id: &str| {
+        let caps = Caps { total: Some(Nanodollars(10)), per_day: None };
+        New { caps, max_cost_usd: Some(Nanodollars(2)), ..new(id, None, "one") }
+    };
+    let asked = (0..50).map(|number| desk.journal.add(capped(&format!("r{number}"))));
+    let added = futures_util::future::join_all(asked).await;
+    let is_new = |added: &&Result<Added, _>| {
+        matches!(added, Ok(Added::New(_, reserved)) if *reserved == Some(Nanodollars(2)))
+    };
+    assert_eq!(added.iter().filter(is_new).count(), 5);
+    let accepted = added.into_iter().filter_map(|added| match added.unwrap() {
+        Added::New(feed, _) => Some(feed),
+        Added::Exhausted(_) => None,
+        other => panic!("{other:?}"),
+    });
+    let accepted: Vec<_> = accepted.collect();
+    let after_crash = desk.again();
+    assert!(matches!(after_crash.add(capped("next")).await.unwrap(), Added::Exhausted(_)));
+    assert_eq!(after_crash.reserved(accepted[0].run()).await.unwrap(), Some(Nanodollars(2)));
+
+    let ended = Ended { charged: Some(Nanodollars(1)), ..Ended::default() };
+    desk.journal.end(&accepted[0], ended.clone()).await.unwrap();
+    // Of this one nobody knows what it has cost.
+    desk.journal.end(&accepted[1], Ended::default()).await.unwrap();
+    let forgotten = desk.journal.forget(SystemTime::now() + Duration::from_mins(1)).await.unwrap();
+    assert_eq!(forgotten, 2);
+    let standing = desk.journal.standing("g1").await.unwrap();
+    assert_eq!(
+        (standing.total.charged, standing.total.reserved),
+        (Nanodollars(3), Nanodollars(6)),
+        "the money of a forgotten run is not forgotten"
+    );
+    match desk.journal.add(capped("last")).await.unwrap() {
+        Added::New(_, reserved) => assert_eq!(reserved, Some(Nanodollars(1)), "what is left"),
+        other => panic!("{other:?}"),
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cogni_gateway::audit::verify;
 use cogni_gateway::base::db::Database;
-use cogni_gateway::journal::{self, Added, Journal, New};
+use cogni_gateway::journal::{self, Added, Caps, Journal, New};
 use cogni_gateway::runner::Message;
 use cogni_gateway::supervisor::Wanted;
 use serde_json::{Value, json};
@@ -157,6 +157,8 @@ async fn queue(place: &Place, grant: &Grant, run: &str) {
         grant: grant.id.clone(),
         idempotency_key: None,
         most: None,
+        caps: Caps::default(),
+        max_cost_usd: None,
         digest: String::new(),
         agent: wanted.agent.clone(),
         account: wanted.account.clone(),
@@ -164,7 +166,7 @@ async fn queue(place: &Place, grant: &Grant, run: &str) {
         wanted: serde_json::to_string(&wanted).unwrap(),
     };
     let added = open(&place.state_dir().join("state.db")).add(new).await.unwrap();
-    assert!(matches!(added, Added::New(_)), "{added:?}");
+    assert!(matches!(added, Added::New(..)), "{added:?}");
 }
 
 fn open(file: &Path) -> Journal {

@@ -5,7 +5,7 @@ use std::fs;
 
 use cogni_gateway::base::db::Database;
 use cogni_gateway::catalog;
-use cogni_gateway::journal::{self, Journal, New};
+use cogni_gateway::journal::{self, Caps, Journal, New};
 use cogni_gateway::supervisor::Wanted;
 use serde_json::{Value, json};
 
@@ -69,6 +69,8 @@ async fn accept(place: &Place, runs: &[&str]) {
             grant: "g1".to_owned(),
             idempotency_key: None,
             most: None,
+            caps: Caps::default(),
+            max_cost_usd: None,
             digest: (*run).to_owned(),
             agent: "sandbox:agent".to_owned(),
             account: "acct-1".to_owned(),

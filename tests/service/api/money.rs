@@ -1,0 +1,93 @@
+//! G9, A3: the money of all runs of a grant together, over time.
+
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::budget::Nanodollars;
+use serde_json::{Value, json};
+
+use super::asked;
+use crate::support::service::{Grant, Place};
+
+/// A model that costs something, and waits to answer until the test lets it.
+async fn place() -> Place {
+    let place = Place::new("gate=1").await;
+    place.write_config("[prices]\nunknown = { input = \"3\", output = \"15\" }");
+    place
+}
+
+/// The money of a grant as the command line shows it.
+fn money(place: &Place, grant: &Grant) -> Value {
+    let shown: Value = serde_json::from_str(&place.cogni(&["grant", "show", &grant.id])).unwrap();
+    shown["money"].clone()
+}
+
+fn dollars(value: &Value) -> Nanodollars {
+    Nanodollars::parse(value.as_str().unwrap()).unwrap()
+}
+
+/// A run without a limit of its own may cost what is left; the next one is refused until the run has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_spends_no_more_than_its_caps() {
+    let place = place().await;
+    let service = place.start();
+    let grant = place.grant(&["--max-cost-usd-total", "2", "--max-cost-usd-per-day", "1"]);
+    let run = grant.run(&asked("fake/gate=1")).await;
+    let reserved = money(&place, &grant);
+    assert_eq!(reserved["today"]["reserved_usd"], "1", "{reserved}");
+    assert_eq!(reserved["today"]["left_usd"], "0", "{reserved}");
+    assert_eq!(reserved["total"]["left_usd"], "1", "{reserved}");
+    let refused = grant.post("/api/v1/runs", &asked("fake/gate=1")).await;
+    assert_eq!(refused.status, 402, "{}", refused.text());
+    let error = &refused.json()["error"];
+    assert_eq!(error["code"], "grant_budget_exhausted");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with("the grant's budget of $1 for one day (UTC) is exhausted: $0 are charged, and $1 are reserved"), "{message}");
+    let tomorrow = humantime::parse_rfc3339(reserved["day_ends"].as_str().unwrap()).unwrap();
+    let left = tomorrow.duration_since(SystemTime::now()).unwrap();
+    let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!(Duration::from_secs(after) + Duration::from_mins(1) >= left, "{after} {left:?}");
+
+    place.provider.gate.open(1);
+    assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
+    let facts = place.books().facts(&run).await.unwrap();
+    let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
+    let settled = money(&place, &grant);
+    assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");
+    assert_eq!(settled["total"]["reserved_usd"], "0", "{settled}");
+    let status = run_status(&grant, &place, "0.25").await;
+    assert_eq!(status, Value::Null, "a run that asks for less leaves the rest to others");
+    place.stop(service);
+}
+
+/// A run with a limit of its own, to its end; returns its error.
+async fn run_status(grant: &Grant, place: &Place, limit: &str) -> Value {
+    let mut body = asked("fake/gate=1");
+    body["budget"] = json!({"max_cost_usd": limit});
+    let run = grant.run(&body).await;
+    assert_eq!(money(place, grant)["today"]["reserved_usd"], limit);
+    place.provider.gate.open(1);
+    grant.ended(&run).await["error_code"].clone()
+}
+
+/// What a run has reserved is still reserved after a crash, and what it was charged counts when the next process has ended it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_gives_no_money_back_that_was_spent() {
+    let place = place().await;
+    let mut service = place.start();
+    let grant = place.grant(&["--max-cost-usd-total", "1"]);
+    let run = grant.run(&asked("fake/gate=1")).await;
+    place.provider.gate.reached(1).await;
+    service.process.signal("KILL");
+    service.process.wait();
+    assert_eq!(money(&place, &grant)["total"]["reserved_usd"], "1");
+    place.provider.gate.open(1);
+    let service = place.start();
+    assert_eq!(grant.ended(&run).await["error_code"], "interrupted");
+    let facts = place.books().facts(&run).await.unwrap();
+    let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
+    let settled = money(&place, &grant);
+    assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");
+    assert_eq!(settled["total"]["reserved_usd"], "0", "{settled}");
+    assert_eq!(settled["today"], Value::Null, "{settled}");
+    place.stop(service);
+}
