@@ -74,6 +74,8 @@ pub struct Api {
     /// Reads that take long: lists of runs, and proofs of audit logs.
     pub long_reads: Turns,
     pub proofs: Proofs<Audit>,
+    /// Reports of costs, whose bodies are large.
+    pub reports: Turns,
     /// What clients are given.
     pub limits: Limits,
     /// What requests leave behind, and must not be lost.

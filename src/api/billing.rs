@@ -105,12 +105,13 @@ pub(super) async fn ingest(
     request: Request,
 ) -> Result<Json<Ingested>, Error> {
     caller.may(Access::Billing)?;
+    let _turn = api.reports.wait(&caller.0.id).await;
     let body = extract::bytes(request, &api, &NOTICES, MAX_NOTICES_BYTES).await?;
     // Whoever reports nothing has meant to report something.
     if body.trim_ascii().is_empty() {
         return Err(Error::Json("it is empty".to_owned()));
     }
-    let ingested = api.books.ingest(&body).await.map_err(|refused| match refused {
+    let ingested = api.books.ingest(body).await.map_err(|refused| match refused {
         Refused::Malformed(malformed) => Error::Json(malformed.to_string()),
         Refused::Books(error) => Error::internal(error),
     })?;

@@ -11,16 +11,31 @@ pub struct Turns {
     /// Per grant.
     limit: usize,
     grants: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// Of all grants together.
+    all: Arc<Semaphore>,
+}
+
+/// A piece of work that is done, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _of_grant: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
 }
 
 impl Turns {
     /// Lets each grant do so many at the same time.
     pub fn new(limit: usize) -> Self {
-        Self { limit, grants: Mutex::default() }
+        Self { limit, grants: Mutex::default(), all: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)) }
     }
 
-    /// Waits for a turn of the grant, which ends when the permit is dropped. None is given when the service ends.
-    pub(super) async fn wait(&self, grant: &str) -> Option<OwnedSemaphorePermit> {
+    /// Lets all grants together do so many at the same time.
+    #[must_use]
+    pub fn within(self, all: usize) -> Self {
+        Self { all: Arc::new(Semaphore::new(all)), ..self }
+    }
+
+    /// Waits for a turn of the grant, which ends when it is dropped. None is given when the service ends.
+    pub(super) async fn wait(&self, grant: &str) -> Option<Turn> {
         let turns = {
             let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
             if grants.len() >= MAX_IDLE {
@@ -29,7 +44,10 @@ impl Turns {
             let new = || Arc::new(Semaphore::new(self.limit));
             Arc::clone(grants.entry(grant.to_owned()).or_insert_with(new))
         };
-        turns.acquire_owned().await.ok()
+        // The grant's own comes first: a grant that waits for it holds nothing that another one needs.
+        let of_grant = turns.acquire_owned().await.ok()?;
+        let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
+        Some(Turn { _of_grant: of_grant, _of_all: of_all })
     }
 }
 
@@ -53,5 +71,16 @@ mod tests {
         assert!(is_free("two").await.is_ok());
         drop(held);
         assert!(is_free("one").await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn all_grants_together_have_so_many_turns() {
+        let turns = Turns::new(2).within(3);
+        let _one = [turns.wait("one").await, turns.wait("one").await];
+        let two = turns.wait("two").await;
+        let is_free = async |grant| timeout(Duration::from_millis(20), turns.wait(grant)).await;
+        assert!(is_free("three").await.is_err());
+        drop(two);
+        assert!(is_free("three").await.is_ok());
     }
 }

@@ -4,38 +4,34 @@
 //! written in one transaction, and what follows from it with it: the receipt, where the other half is already there.
 
 mod retention;
+mod report;
 mod row;
 mod schema;
 mod take;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rusqlite::{Connection, params};
+use tokio::sync::Semaphore;
 
 use self::row::{Row as _, millis};
-use super::ingest::{self, Ingested, Malformed};
 use super::{Error, Fact, Flag, Notice, Receipt, RunBill, State};
 use crate::base::db::Database;
 use crate::budget::Nanodollars;
 
 pub use retention::{Cursor, DayBill, DeletedCalls, MIN_RETENTION, OldRuns};
 pub use schema::SCHEMA;
+pub use report::Refused;
 
 /// Shared by whoever writes or reads them.
 #[derive(Clone, Debug)]
 pub struct Books {
     database: Database,
     bound: Duration,
-}
-
-/// Why a body was not taken in.
-#[derive(Debug, thiserror::Error)]
-pub enum Refused {
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-    #[error(transparent)]
-    Books(#[from] Error),
+    /// Bodies that are read at the same time, each by a thread of its own.
+    readers: Arc<Semaphore>,
 }
 
 /// What became of a notice.
@@ -45,6 +41,8 @@ pub enum Fate {
     Known,
     /// The call is not in the books; the notice waits for it.
     Waits,
+    /// The call is not in the books, and so many notices wait that this one is not kept. Reconciliation finds it.
+    Crowded,
     Conflicting,
     /// A failed attempt at no cost, of a call that used tokens. It is kept, and the call still has no receipt.
     Unpaid,
@@ -91,7 +89,7 @@ pub struct Filter {
 
 impl Books {
     pub fn new(database: Database) -> Self {
-        Self { database, bound: BOUND }
+        Self { database, bound: BOUND, readers: Arc::new(Semaphore::new(report::READERS)) }
     }
 
     /// With another time within which a call must have its receipt.
@@ -126,26 +124,6 @@ impl Books {
         Ok(self.database.write(work).await?)
     }
 
-    /// Takes in what LiteLLM's callback has sent.
-    ///
-    /// # Errors
-    /// The body is not JSON, or as every call.
-    pub async fn ingest(&self, body: &[u8]) -> Result<Ingested, Refused> {
-        let parsed = ingest::parse(body)?;
-        let fates = self.take(parsed.notices).await?;
-        let count = |fate| fates.iter().filter(|found| **found == fate).count() as u64;
-        Ok(Ingested {
-            new: count(Fate::New),
-            known: count(Fate::Known),
-            unknown: count(Fate::Waits),
-            conflicting: count(Fate::Conflicting),
-            unpaid: count(Fate::Unpaid),
-            foreign: parsed.foreign + count(Fate::Foreign),
-            invalid: parsed.invalid,
-            complaints: parsed.complaints,
-        })
-    }
-
     /// Takes in notices, all or none; returns what became of each.
     ///
     /// # Errors
@@ -154,11 +132,7 @@ impl Books {
         if notices.is_empty() {
             return Ok(vec![]);
         }
-        let now = SystemTime::now();
-        let work = move |change: &rusqlite::Transaction<'_>| {
-            notices.iter().map(|notice| take::notice(change, notice, now)).collect()
-        };
-        Ok(self.database.write(work).await?)
+        Ok(self.database.write(taking(notices)).await?)
     }
 
     /// Which deployment's books these are: a name that was made with them, and that their gateway tells LiteLLM.
@@ -345,6 +319,17 @@ impl Books {
     /// What ended before this should have its receipt.
     fn due(&self, now: SystemTime) -> i64 {
         millis(now.checked_sub(self.bound).unwrap_or(SystemTime::UNIX_EPOCH))
+    }
+}
+
+/// Writes notices down, in one transaction.
+fn taking(
+    notices: Vec<Notice>,
+) -> impl FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<Vec<Fate>> {
+    let now = SystemTime::now();
+    move |change| {
+        let mut room = take::room_to_wait(change)?;
+        notices.iter().map(|notice| take::notice(change, notice, &mut room, now)).collect()
     }
 }
 

@@ -2,11 +2,17 @@
 //!
 //! Its shape was taken from LiteLLM 1.106 itself (`tests/fixtures/litellm`). Of its fifty fields those are read that say which
 //! call, whose, how much and when; everything else may come and go.
+//!
+//! **Invariant:** reading a body takes memory for some hundred items at a time, however many it has and whatever they are.
 
+use std::fmt;
+use std::mem;
 use std::time::{Duration, SystemTime};
 
+use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
+use serde_json::{Deserializer, Error};
 
 use super::notice::{MAX_AMOUNT, MAX_TOKENS};
 use super::{Notice, Source};
@@ -42,10 +48,9 @@ pub struct Complaint {
     pub message: String,
 }
 
-/// The items of one body.
+/// The items of one body that are no notices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Parsed {
-    pub notices: Vec<Notice>,
+pub struct Rest {
     pub foreign: u64,
     pub invalid: u64,
     pub complaints: Vec<Complaint>,
@@ -56,46 +61,77 @@ pub struct Parsed {
 #[error(
     "the body is neither a JSON object, nor an array of objects, nor one object on each line: {0}"
 )]
-pub struct Malformed(#[from] serde_json::Error);
+pub struct Malformed(#[from] Error);
 
-/// Reads a body. An item that cannot be used takes nothing away from the others.
+/// Reads a body, and gives its notices to `take`, some hundred at a time. An item that cannot be used takes nothing away
+/// from the others.
 ///
 /// # Errors
-/// The body is not JSON.
-pub fn parse(body: &[u8]) -> Result<Parsed, Malformed> {
-    let mut parsed = Parsed::default();
-    let mut count = 0;
-    for values in serde_json::Deserializer::from_slice(body).into_iter::<Value>() {
-        let items = match values? {
-            Value::Array(items) => items,
-            one => vec![one],
-        };
-        for item in items {
-            parsed.add(count, &item);
-            count += 1;
+/// The body is not JSON; then `take` was given nothing.
+pub fn read(body: &[u8], mut take: impl FnMut(Vec<Notice>)) -> Result<Rest, Malformed> {
+    for_each_item(body, |_| ())?;
+    let (mut rest, mut notices, mut count) = (Rest::default(), vec![], 0);
+    for_each_item(body, |item| {
+        match notice(item) {
+            Ok(notice) if notice.run.is_some() => notices.push(notice),
+            Ok(_) => rest.foreign += 1,
+            Err(message) => rest.complain(count, &message),
         }
+        count += 1;
+        if notices.len() == TOGETHER {
+            take(mem::take(&mut notices));
+        }
+    })?;
+    if !notices.is_empty() {
+        take(notices);
     }
-    Ok(parsed)
+    Ok(rest)
 }
 
-impl Parsed {
-    fn add(&mut self, item: usize, value: &Value) {
-        match notice(value) {
-            Ok(notice) if notice.run.is_some() => self.notices.push(notice),
-            Ok(_) => self.foreign += 1,
-            Err(message) => {
-                self.invalid += 1;
-                if self.complaints.len() < MAX_COMPLAINTS {
-                    self.complaints.push(Complaint { item, message });
-                }
-            }
+/// Hands out each item of a body as it stands there. A value that is no array is one item.
+fn for_each_item(body: &[u8], mut each: impl FnMut(&RawValue)) -> Result<(), Error> {
+    for value in Deserializer::from_slice(body).into_iter::<&RawValue>() {
+        let value = value?;
+        if value.get().starts_with('[') {
+            Deserializer::from_str(value.get()).deserialize_seq(Items(&mut each))?;
+        } else {
+            each(value);
+        }
+    }
+    Ok(())
+}
+
+/// Hands out the elements of an array one by one.
+struct Items<F>(F);
+
+impl<'de, F: FnMut(&RawValue)> Visitor<'de> for Items<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+        while let Some(item) = items.next_element::<&RawValue>()? {
+            (self.0)(item);
+        }
+        Ok(())
+    }
+}
+
+impl Rest {
+    fn complain(&mut self, item: usize, message: &str) {
+        self.invalid += 1;
+        if self.complaints.len() < MAX_COMPLAINTS {
+            let message = message.chars().take(MAX_MESSAGE).collect();
+            self.complaints.push(Complaint { item, message });
         }
     }
 }
 
 /// The fields that are read. What LiteLLM does not know is null.
 #[derive(Deserialize)]
-struct Payload {
+struct Payload<'a> {
     litellm_call_id: Option<String>,
     status: Option<String>,
     response_cost: Option<Nanodollars>,
@@ -109,39 +145,48 @@ struct Payload {
     /// As the caller named it; `model` is what the provider calls it.
     model_group: Option<String>,
     model: Option<String>,
-    metadata: Option<Metadata>,
+    #[serde(borrow)]
+    metadata: Option<Metadata<'a>>,
 }
 
 /// The metadata of a call, wherever LiteLLM shows it.
 #[derive(Deserialize)]
-pub(super) struct Metadata {
-    spend_logs_metadata: Option<Ours>,
+pub(super) struct Metadata<'a> {
+    /// Told by the gateway; other callers may tell LiteLLM anything here.
+    #[serde(borrow)]
+    spend_logs_metadata: Option<&'a RawValue>,
 }
 
-/// What the gateway tells LiteLLM with each call; others may tell it anything.
+/// What the gateway tells LiteLLM with each call.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Ours {
-    Run {
-        run_id: String,
-        #[serde(rename = "cogni_deployment_id")]
-        deployment: Option<String>,
-    },
-    Other(serde::de::IgnoredAny),
+struct Ours {
+    run_id: String,
+    #[serde(rename = "cogni_deployment_id")]
+    deployment: Option<String>,
 }
 
-impl Metadata {
+impl Metadata<'_> {
     /// The run, and the deployment.
     pub(super) fn whose(self) -> (Option<String>, Option<String>) {
-        match self.spend_logs_metadata {
-            Some(Ours::Run { run_id, deployment }) => (Some(run_id), deployment),
-            Some(Ours::Other(_)) | None => (None, None),
+        let ours = self.spend_logs_metadata.map(|told| serde_json::from_str(told.get()));
+        match ours {
+            Some(Ok(Ours { run_id, deployment })) => (Some(run_id), deployment),
+            Some(Err(_)) | None => (None, None),
         }
     }
 }
 
-fn notice(value: &Value) -> Result<Notice, String> {
-    let payload = Payload::deserialize(value).map_err(|error| error.to_string())?;
+/// The reason of an error in an item, without the place in a text that nobody sees.
+pub(super) fn reason(error: &Error) -> String {
+    let said = error.to_string();
+    said.rsplit_once(" at line ").map_or(&*said, |(reason, _)| reason).to_owned()
+}
+
+fn notice(item: &RawValue) -> Result<Notice, String> {
+    if !item.get().starts_with('{') {
+        return Err("the item is no JSON object".to_owned());
+    }
+    let payload: Payload<'_> = serde_json::from_str(item.get()).map_err(|error| reason(&error))?;
     let call_id = payload.litellm_call_id.filter(|id| !id.is_empty());
     let call_id =
         call_id.ok_or("`litellm_call_id` is missing, so nobody can tell which call this is")?;
@@ -196,6 +241,12 @@ fn time(seconds: f64) -> Option<SystemTime> {
 }
 
 const MAX_COMPLAINTS: usize = 10;
+
+/// Characters of a complaint, which may repeat a text of the item.
+const MAX_MESSAGE: usize = 300;
+
+/// Notices that are handed out together, and written in one transaction: other writers wait no longer than for these.
+const TOGETHER: usize = 256;
 
 /// LiteLLM takes an id of 256 bytes from its caller; ours have 36.
 const MAX_ID: usize = 256;

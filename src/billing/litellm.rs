@@ -18,8 +18,9 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
-use super::ingest::Metadata;
+use super::ingest::{self, Metadata};
 use super::{Notice, Source};
 use crate::base;
 use crate::base::secret::Secret;
@@ -170,7 +171,7 @@ impl Client {
         let mut day = window.since;
         while date(day) <= date(window.until) {
             let answer = self.get(&Window::day(day)).await?;
-            let data: Vec<serde_json::Value> = serde_json::from_slice(&answer)?;
+            let data: Vec<&RawValue> = serde_json::from_slice(&answer)?;
             rows.is_partial |= data.len() >= MOST_OF_A_DAY;
             rows.extend(data, window);
             day += DAY;
@@ -225,7 +226,7 @@ impl Window {
 }
 
 impl Rows {
-    fn extend(&mut self, rows: Vec<serde_json::Value>, window: &Window) {
+    fn extend(&mut self, rows: Vec<&RawValue>, window: &Window) {
         for row in rows {
             self.read += 1;
             match notice(row) {
@@ -273,12 +274,13 @@ impl Window {
 }
 
 #[derive(Deserialize)]
-struct Page {
-    data: Vec<serde_json::Value>,
+struct Page<'a> {
+    #[serde(borrow)]
+    data: Vec<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Row {
+struct Row<'a> {
     request_id: String,
     /// Missing from old versions, which had it as the row's id where the provider gave none.
     litellm_call_id: Option<String>,
@@ -293,13 +295,13 @@ struct Row {
     end_user: Option<String>,
     model_group: Option<String>,
     model: Option<String>,
-    #[serde(default)]
-    metadata: Option<Metadata>,
+    #[serde(borrow, default)]
+    metadata: Option<Metadata<'a>>,
 }
 
 /// What a row says, with LiteLLM's own id of the row.
-fn notice(row: serde_json::Value) -> Result<(String, Notice), String> {
-    let row: Row = serde_json::from_value(row).map_err(|error| error.to_string())?;
+fn notice(row: &RawValue) -> Result<(String, Notice), String> {
+    let row: Row<'_> = serde_json::from_str(row.get()).map_err(|error| ingest::reason(&error))?;
     let (run, deployment) = row.metadata.map(Metadata::whose).unwrap_or_default();
     let id = row.request_id;
     let notice = Notice {

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::ops::Add;
 
+use serde::de::{Expected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Billionths of a US dollar. Shown, written and read in dollars, without loss. Sums saturate.
@@ -105,22 +106,37 @@ impl Serialize for Nanodollars {
 /// A text or a number; of a float, the digits that it was written with.
 impl<'de> Deserialize<'de> for Nanodollars {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Dollars {
-            Text(String),
-            Whole(u64),
-            Decimal(f64),
-        }
-        let expected = "an amount of dollars, such as \"2.50\"";
-        let text = match Dollars::deserialize(deserializer) {
-            Ok(Dollars::Text(text)) => text,
-            Ok(Dollars::Whole(dollars)) => dollars.to_string(),
-            Ok(Dollars::Decimal(dollars)) => dollars.to_string(),
-            Err(_) => return Err(de::Error::custom(format_args!("give {expected}"))),
-        };
-        Self::parse(&text)
-            .ok_or_else(|| de::Error::custom(format_args!("`{text}` is not {expected}")))
+        deserializer.deserialize_any(Dollars)
+    }
+}
+
+/// Reads an amount in place, so that a value of another kind costs no memory, however large it is.
+struct Dollars;
+
+impl Visitor<'_> for Dollars {
+    type Value = Nanodollars;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("an amount of dollars, such as \"2.50\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Nanodollars, E> {
+        Nanodollars::parse(text).ok_or_else(|| {
+            let expected: &dyn Expected = &self;
+            E::custom(format_args!("`{text}` is not {expected}"))
+        })
+    }
+
+    fn visit_u64<E: de::Error>(self, dollars: u64) -> Result<Nanodollars, E> {
+        self.visit_str(&dollars.to_string())
+    }
+
+    fn visit_i64<E: de::Error>(self, dollars: i64) -> Result<Nanodollars, E> {
+        self.visit_str(&dollars.to_string())
+    }
+
+    fn visit_f64<E: de::Error>(self, dollars: f64) -> Result<Nanodollars, E> {
+        self.visit_str(&dollars.to_string())
     }
 }
 

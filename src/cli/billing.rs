@@ -179,7 +179,7 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             }
             Command::Record { books, logs } => record(&books.open()?, &logs, out).await,
             Command::Ingest { books, file } => {
-                let ingested = books.open()?.ingest(&body(file.as_deref())?).await?;
+                let ingested = books.open()?.ingest(body(file.as_deref())?).await?;
                 serde_json::to_writer(&mut *out, &ingested)?;
                 writeln!(out)?;
                 Ok(code(ingested.invalid == 0 && ingested.conflicting == 0))

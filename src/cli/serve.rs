@@ -104,6 +104,7 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
         downloads: Shares::new(DOWNLOADS_PER_GRANT, DOWNLOADS),
         long_reads: Turns::new(LONG_READS_PER_GRANT),
         proofs: Proofs::new(half_of_the_processors()),
+        reports: Turns::new(REPORTS_PER_GRANT).within(REPORTS),
         limits: Limits { connections: serve.max_connections, patience: serve.request_timeout },
         tasks: Drain::default(),
     });
@@ -233,6 +234,10 @@ const LONG_READS_PER_GRANT: usize = 2;
 /// Files that are sent to one grant at the same time, and to all. Ours: a client needs one.
 const DOWNLOADS_PER_GRANT: usize = 4;
 const DOWNLOADS: usize = 64;
+
+/// Reports of costs that are received at the same time, of a grant and of all: each may have 16 MiB.
+const REPORTS_PER_GRANT: usize = 2;
+const REPORTS: usize = 4;
 
 /// For answers that are being written when the last run has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);

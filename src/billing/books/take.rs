@@ -31,9 +31,18 @@ pub(super) fn fact(
     Ok(known.is_none())
 }
 
+/// Returns how many notices may still wait for their calls.
+pub(super) fn room_to_wait(change: &Transaction<'_>) -> rusqlite::Result<u64> {
+    let count = "SELECT count(*) FROM billing_notice WHERE NOT is_taken";
+    let waiting: i64 = change.prepare_cached(count)?.query_row([], |row| row.get(0))?;
+    Ok(MAX_WAITING.saturating_sub(waiting.cast_unsigned()))
+}
+
+/// Takes a notice in; `room` is for notices whose calls are not in the books.
 pub(super) fn notice(
     change: &Transaction<'_>,
     notice: &Notice,
+    room: &mut u64,
     now: SystemTime,
 ) -> rusqlite::Result<Fate> {
     let find = "SELECT * FROM billing_fact WHERE call_id = ?1";
@@ -42,6 +51,12 @@ pub(super) fn notice(
         return Ok(Fate::Foreign);
     }
     let Some(before) = said(change, &notice.call_id)? else {
+        if fact.is_none() {
+            if *room == 0 {
+                return Ok(Fate::Crowded);
+            }
+            *room -= 1;
+        }
         keep(change, notice, now)?;
         return fact.map_or(Ok(Fate::Waits), |fact| join(change, &fact, notice, now));
     };
@@ -176,7 +191,7 @@ fn take_back(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Keeps what contradicts what was said before, or names another run than ours.
+/// Keeps what contradicts what was said before, or names another run than ours; of each call the first some.
 fn contradict(
     change: &Transaction<'_>,
     notice: &Notice,
@@ -290,6 +305,12 @@ fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Noti
         })
         .optional()
 }
+
+/// Notices that wait for their calls. A gateway's own are booked within seconds; the rest is of earlier books or made up.
+const MAX_WAITING: u64 = 100_000;
+
+/// Conflicts that are kept of one call: enough for people to see what contradicts what.
+const MAX_CONFLICTS: i64 = 16;
 
 /// Says whose books these are.
 pub(super) const DEPLOYMENT: &str = "SELECT id FROM billing_deployment";

@@ -160,7 +160,7 @@ impl Receiver {
             let runtime = Runtime::new().unwrap();
             for connection in listener.incoming() {
                 take(connection.unwrap(), |body| {
-                    let ingested = runtime.block_on(keeper.ingest(body)).unwrap();
+                    let ingested = runtime.block_on(keeper.ingest(body.to_vec())).unwrap();
                     telling.lock().unwrap().push(serde_json::to_string(&ingested).unwrap());
                 });
             }

@@ -1,5 +1,9 @@
 //! A4, B2, B4: what runs cost, over HTTP: told by LiteLLM, and listed where somebody has to look at it.
 
+use std::fs;
+
+use futures_util::future::join_all;
+use http::Method;
 use serde_json::{Value, json};
 
 use super::asked;
@@ -60,4 +64,44 @@ async fn flagged_runs_are_listed() {
     assert_eq!(ordinary.get("/api/v1/billing/flagged").await.status, 403);
     assert_eq!(service.get("/api/v1/billing/flagged?limit=0").await.status, 400);
     place.stop(service);
+}
+
+/// B2, G15: reports of the largest size, many at once, take the memory of a few, and whoever asks how the service is has an
+/// answer while they are read.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_reports_cost_bounded_memory() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let body = format!("{{\"messages\":[{}0]}}", "0,".repeat((16 << 20) / 2 - 10));
+    let before = peak_kib(service.process.id());
+    let report = async || {
+        let headers = [("content-type", "application/json")];
+        let path = "/api/internal/billing/ingest";
+        let answer = service.ask(Method::POST, path, &body, &headers).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.json()["invalid"], json!(1));
+    };
+    let mut reports = std::pin::pin!(join_all((0..6).map(|_| report())));
+    let mut healthy = 0;
+    loop {
+        tokio::select! {
+            biased;
+            _ = reports.as_mut() => break,
+            answer = async { place.client().get("/healthz").await } => {
+                assert_eq!(answer.status, 200);
+                healthy += 1;
+            }
+        }
+    }
+    assert!(healthy >= 6, "the service answers between reports only");
+    let grown = peak_kib(service.process.id()) - before;
+    assert!(grown < 4 * 2 * 16 * 1024, "{grown} KiB");
+    place.stop(service);
+}
+
+/// The most memory that a process has had.
+fn peak_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }

@@ -77,7 +77,7 @@ async fn a_receipt_says_what_it_is_for() {
 async fn a_notice_waits_for_its_call() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    let ingested = books.ingest(&recorded("callback.json")).await.unwrap();
+    let ingested = books.ingest(recorded("callback.json")).await.unwrap();
     assert_eq!((ingested.new, ingested.unknown), (0, 4));
     let id = "01a20298-18a2-760d-a1c9-56d8cd515a17";
     let first = Fact {
@@ -88,7 +88,7 @@ async fn a_notice_waits_for_its_call() {
     let receipts = books.receipts("run-7").await.unwrap();
     assert_eq!((receipts.len(), receipts[0].amount), (1, Nanodollars(50_000)));
     assert_eq!(receipts[0].source_reference, format!("run-7/0/{}", first.call_id));
-    let again = books.ingest(&recorded("callback.json")).await.unwrap();
+    let again = books.ingest(recorded("callback.json")).await.unwrap();
     assert_eq!((again.new, again.known, again.unknown), (0, 4, 0));
     assert!(books.known(vec![id.to_owned()]).await.unwrap().is_empty());
 }
@@ -400,7 +400,7 @@ async fn an_ingest_is_counted() {
     items.push(json!({ "status": "success" }));
     items.push(json!({ "litellm_call_id": "theirs", "status": "success", "endTime": 1.0 }));
     let body = Value::from(items).to_string();
-    let ingested = books.ingest(body.as_bytes()).await.unwrap();
+    let ingested = books.ingest(body).await.unwrap();
     assert_json_snapshot!(ingested, @r#"
     {
       "new": 0,
@@ -418,7 +418,35 @@ async fn an_ingest_is_counted() {
       ]
     }
     "#);
-    assert!(books.ingest(b"{").await.is_err());
+    assert!(books.ingest("{").await.is_err());
+}
+
+/// B2: who reports costs cannot fill the disk with what contradicts itself, or with calls that nobody has made.
+#[tokio::test]
+async fn contradictions_and_unknown_calls_are_bounded() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[fact("call-1", at("09:30:01")), fact("call-2", at("09:30:01"))]).await.unwrap();
+    let prices = |call: &'static str| (1..=100).map(move |price| notice(call, price * 1000));
+    let fates = books.take(prices("call-1").chain(prices("call-2")).collect()).await.unwrap();
+    let conflicting = fates.iter().filter(|fate| **fate == Fate::Conflicting).count();
+    assert_eq!(conflicting, 198, "each is told");
+    let file = rusqlite::Connection::open(place.path().join("state.db")).unwrap();
+    let count = |query: &str| file.query_row(query, [], |row| row.get::<_, u64>(0)).unwrap();
+    assert_eq!(count("SELECT count(*) FROM billing_conflict WHERE call_id = 'call-1'"), 16);
+    assert_eq!(count("SELECT count(*) FROM billing_conflict"), 32);
+
+    file.execute(
+        "INSERT INTO billing_notice WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 99999)
+         SELECT 'x' || i, 'litellm_callback', 'run-1', 0, 7, 1, 1, 1, 1, 0 FROM n",
+        [],
+    )
+    .unwrap();
+    books.record(&[fact("call-3", at("09:30:01"))]).await.unwrap();
+    let notices = ["new-1", "new-2", "call-3"].map(|call| notice(call, 7));
+    let fates = books.take(notices.to_vec()).await.unwrap();
+    assert_eq!(fates, [Fate::Waits, Fate::Crowded, Fate::New]);
+    assert_eq!(count("SELECT count(*) FROM billing_notice WHERE NOT is_taken"), 100_000);
 }
 
 /// One thing that happens to the books.

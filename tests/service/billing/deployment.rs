@@ -32,7 +32,7 @@ async fn what_is_for_other_books_is_foreign() {
     }
     let told = Value::from(items).to_string();
     for _again in 0..2 {
-        let ingested = books.ingest(told.as_bytes()).await.unwrap();
+        let ingested = books.ingest(told.clone()).await.unwrap();
         assert_eq!((ingested.foreign, ingested.unknown + ingested.known), (1, 2));
     }
     assert_eq!(books.totals(SystemTime::now()).await.unwrap().waiting_notices, 2);

@@ -1,11 +1,26 @@
 //! B2: what LiteLLM's callback sends, as a real one has sent it, and whatever else may come.
 
-use cogni_gateway::billing::ingest::{Parsed, parse};
+use cogni_gateway::billing::Notice;
+use cogni_gateway::billing::ingest::{self, Malformed, Rest};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::recorded;
+use crate::support::allocations;
+
+/// The items of one body.
+#[derive(Debug, Default, PartialEq)]
+struct Parsed {
+    notices: Vec<Notice>,
+    rest: Rest,
+}
+
+fn parse(body: &[u8]) -> Result<Parsed, Malformed> {
+    let mut notices = vec![];
+    let rest = ingest::read(body, |some| notices.extend(some))?;
+    Ok(Parsed { notices, rest })
+}
 
 /// B2: unary, streamed, a stream of Messages, and a model that LiteLLM does not have.
 #[test]
@@ -49,9 +64,10 @@ fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
         item(&json!({ "response_cost": null, "prompt_tokens": null, "wibble": { "a": [] } })),
     ]);
     let parsed = parse(items.to_string().as_bytes()).unwrap();
-    assert_eq!((parsed.notices.len(), parsed.foreign, parsed.invalid), (2, 2, 10));
+    let Parsed { notices, rest } = parsed;
+    assert_eq!((notices.len(), rest.foreign, rest.invalid), (2, 2, 10));
     let told: Vec<_> =
-        parsed.complaints.iter().map(|one| format!("{}: {}", one.item, one.message)).collect();
+        rest.complaints.iter().map(|one| format!("{}: {}", one.item, one.message)).collect();
     assert_snapshot!(told.join("\n"), @r#"
     1: `litellm_call_id` is missing, so nobody can tell which call this is
     2: the call's id is longer than 256 bytes
@@ -61,7 +77,7 @@ fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
     6: invalid type: string "seven", expected u64
     7: so many tokens are not those of one call
     8: `endTime` is not a time in seconds
-    9: invalid type: string "what", expected struct Payload
+    9: the item is no JSON object
     12: `run_id` is longer than 256 bytes
     "#);
 }
@@ -72,13 +88,47 @@ fn a_body_that_is_not_json_is_refused() {
     assert_eq!(parse(b"").unwrap(), Parsed::default());
 }
 
+/// A body of the largest size costs little memory beside itself, whatever is in it: many items, or one of any form.
+#[test]
+fn a_large_body_is_read_in_little_memory() {
+    let zeros = |beginning: &str, end: &str| {
+        let mut body = beginning.to_owned();
+        body.extend(std::iter::repeat_n("0,", (LARGEST - beginning.len() - end.len() - 1) / 2));
+        body + "0" + end
+    };
+    let within = |field: &str| zeros(&format!("[{{{field}:["), "]}]");
+    let deep = format!("[{}0{}]", "[".repeat(LARGEST / 2 - 2), "]".repeat(LARGEST / 2 - 2));
+    let ours = r#""status":"success","endTime":1,"litellm_call_id":"c","metadata""#;
+    let item = format!(r#"{{{ours}:{{"spend_logs_metadata":{{"run_id":"r"}}}}}},"#);
+    let notices = format!("[{}0]", item.repeat(150_000));
+    let bodies = [
+        zeros("[", "]"),
+        within(r#""messages""#),
+        within(r#""response_cost""#),
+        zeros(&format!(r#"[{{{ours}:{{"spend_logs_metadata":{{"run_id":["#), "]}}}]"),
+        deep,
+        notices,
+    ];
+    for body in bodies {
+        assert!(body.len() <= LARGEST && body.len() > LARGEST / 2, "{}", body.len());
+        let peak = allocations::peak(|| {
+            ingest::read(body.as_bytes(), drop).unwrap();
+        });
+        assert!(peak < 2 * LARGEST as u64, "{peak} bytes for {}…", &body[..60]);
+    }
+}
+
+/// As much as the service takes.
+const LARGEST: usize = 16 << 20;
+
 proptest! {
     /// Whatever comes, each item of an array is counted once.
     #[test]
     fn every_item_is_counted_once(changes in prop::collection::vec(("[a-zA-Z_]{1,16}|status|response_cost|endTime|metadata", value()), 0..6)) {
         let changed: Vec<_> = changes.into_iter().map(|(key, value)| item(&json!({ key: value }))).collect();
         let parsed = parse(Value::from(changed.clone()).to_string().as_bytes()).unwrap();
-        prop_assert_eq!(parsed.notices.len() as u64 + parsed.foreign + parsed.invalid, changed.len() as u64);
+        let Parsed { notices, rest } = parsed;
+        prop_assert_eq!(notices.len() as u64 + rest.foreign + rest.invalid, changed.len() as u64);
     }
 
     #[test]
@@ -113,7 +163,7 @@ fn item(changes: &Value) -> Value {
 }
 
 fn table(parsed: &Parsed) -> String {
-    let row = |notice: &cogni_gateway::billing::Notice| {
+    let row = |notice: &Notice| {
         let run = notice.run.as_deref().unwrap_or("-");
         let account = notice.account.as_deref().unwrap_or("-");
         let model = notice.model.as_deref().unwrap_or("-");
