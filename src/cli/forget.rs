@@ -11,7 +11,7 @@ use super::relay::StateDir;
 use crate::delivery::OUTBOX;
 use crate::delivery::outbox::Outbox;
 use crate::runner::quota::Bytes;
-use crate::runner::residents::kept::{self, Fate, Kept, Line, Shelf};
+use crate::runner::residents::kept::{self, Fate, Kept, Line, Shelf, Tenant};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -104,10 +104,14 @@ impl Args {
 fn describe(kept: &Kept, size: &str) -> String {
     let whose = kept.tenant.as_ref().map(ToString::to_string);
     let whose = whose.unwrap_or_else(|| "of an earlier version".to_owned());
-    let grant = kept.tenant.as_ref().and_then(|tenant| tenant.grant.as_deref());
-    let grant = grant.map(|grant| format!(", grant {grant}")).unwrap_or_default();
+    let more = kept.tenant.as_ref().map(|tenant| {
+        let Tenant { grant, account, kind, .. } = tenant;
+        let said = [("grant", grant), ("account", account), ("by", kind)].into_iter();
+        said.filter_map(|(what, text)| Some(format!(", {what} {}", text.as_ref()?))).collect()
+    });
+    let more: String = more.unwrap_or_default();
     let unused = Duration::from_secs(unused(kept).as_secs());
-    format!("{whose}{grant}, {size}, used {} ago", humantime::format_duration(unused))
+    format!("{whose}{more}, {size}, used {} ago", humantime::format_duration(unused))
 }
 
 fn unused(kept: &Kept) -> Duration {

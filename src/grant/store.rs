@@ -149,6 +149,14 @@ impl Grants {
         found.await?.ok_or_else(|| no_such_grant(id))
     }
 
+    /// Returns whether a grant names one account and no pattern. A grant that cannot be read may name more.
+    pub async fn has_one_account(&self, id: &str) -> bool {
+        self.show(id).await.is_ok_and(|grant| match &grant.terms.accounts[..] {
+            [only] => only.exact().is_some(),
+            _ => false,
+        })
+    }
+
     /// Makes a grant worthless, at once for this process and within half a second for others. Once more changes
     /// nothing.
     ///

@@ -8,6 +8,7 @@
 //! **Invariant:** no run begins in a sandbox in which anything of another still runs, or whose run's socket is there.
 
 mod home;
+mod key;
 pub mod kept;
 mod turn;
 
@@ -31,11 +32,11 @@ use super::directory::{Directory, remove};
 use super::gateway::Gateway;
 use super::quota::{Exceeded, Quota};
 use super::{Inside, Order, Prepared, place};
-use crate::base::hex;
 use crate::sandbox::spec::{Access, Limits, Stamp, Workspace};
 use crate::sandbox::{self, Driver, Owner, Resident, RunSpec, UserRange};
 
 use home::Home;
+pub use key::{Key, Scope};
 use kept::{Line, Shelf, Tenant};
 pub(super) use turn::Turn;
 
@@ -63,16 +64,6 @@ pub struct Terms {
     pub max_idle: Duration,
     /// How long a run waits for the one before it, and how long for a place where all are in use.
     pub wait: Duration,
-}
-
-/// What runs have in common that share a sandbox.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
-    agent: String,
-    branch: String,
-    /// A grant and a repository.
-    within: Option<(String, String)>,
-    kept: Vec<String>,
 }
 
 /// A key that is one run's, until its sandbox is claimed.
@@ -133,45 +124,6 @@ struct Kind {
 }
 
 type Held = OwnedMutexGuard<Option<Stay>>;
-
-impl Key {
-    /// For the runs of an agent on a branch, or in another state that has a name.
-    pub fn new(agent: &str, branch: &str) -> Self {
-        Self { agent: agent.to_owned(), branch: branch.to_owned(), within: None, kept: vec![] }
-    }
-
-    /// The work of two grants, or on two repositories, is never in one place.
-    #[must_use]
-    pub fn within(self, grant: &str, repository: &str) -> Self {
-        Self { within: Some((grant.to_owned(), repository.to_owned())), ..self }
-    }
-
-    /// Names in the workspace that stay there when the branch is checked out anew.
-    #[must_use]
-    pub fn keeping(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self { kept: names.into_iter().map(Into::into).collect(), ..self }
-    }
-
-    fn name(&self) -> String {
-        let Self { agent, branch, within, .. } = self;
-        // A zero byte is in none of them, nor a line's end but in the last.
-        let name = match within {
-            Some((grant, repository)) => format!("{agent}\0{grant}\n{repository}\n{branch}"),
-            None => format!("{agent}\0{branch}"),
-        };
-        hex::sha256(name.as_bytes())[..NAME_DIGITS].to_owned()
-    }
-
-    fn shown(&self) -> String {
-        format!("{} on {}", self.agent, self.branch)
-    }
-
-    fn tenant(&self, line: Option<Line>) -> Tenant {
-        let (grant, repository) = self.within.clone().unzip();
-        let (agent, branch) = (self.agent.clone(), self.branch.clone());
-        Tenant { agent, branch, grant, repository, line }
-    }
-}
 
 impl Residents {
     /// With their workspaces on `shelf`. Nothing is made before the first run.
@@ -366,11 +318,17 @@ impl Residents {
             home.label(&tenant).context("the workspace cannot be used")?;
             return Ok(home);
         }
-        let (place, name) = (self.place.clone(), key.name());
+        let (place, name, earlier) = (self.place.clone(), key.name(), key.earlier_name());
         let taking = async {
             loop {
                 let (place, name, tenant) = (place.clone(), name.clone(), tenant.clone());
-                let open = move || Home::open(&place, &name, &tenant, users);
+                let earlier = earlier.clone();
+                let open = move || {
+                    if let Some(earlier) = earlier {
+                        home::inherit(&place, &earlier, &name, &tenant);
+                    }
+                    Home::open(&place, &name, &tenant, users)
+                };
                 let opened = spawn_blocking(open).await.context("there is no workspace")??;
                 match opened {
                     Some(home) => return anyhow::Ok(Arc::new(home)),
@@ -555,9 +513,6 @@ impl Stay {
         }
     }
 }
-
-/// Of a key's name. 128 bits: no two of an installation's keys meet by accident.
-const NAME_DIGITS: usize = 32;
 
 /// For whoever waits for a workspace that is looked at, or for a place: somebody has it for the moment.
 const AGAIN: Duration = Duration::from_millis(20);

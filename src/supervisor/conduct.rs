@@ -220,7 +220,11 @@ impl Shared {
         place: &mut Option<Place>,
     ) -> Result<Prepared, Failed> {
         order.seats = Some(self.seats.clone());
-        if let Some(key) = wanted.resident(entry) {
+        if let Some(mut key) = wanted.resident(entry) {
+            // What an earlier version has kept for the grant is then this account's.
+            if self.grants.has_one_account(&wanted.grant).await {
+                key = key.inheriting();
+            }
             let entered = self.enter(&key, cancel, place).await?;
             let claimed = self.residents.claim_entered(cancel, entered, &key, order).boxed().await;
             return claimed.map_err(Failed::from);

@@ -18,7 +18,7 @@ use crate::relay::branch_key::{self, BranchKey, Sources};
 use crate::relay::repository::{self, Repository};
 use crate::run::is_reserved_key;
 use crate::runner::delivery::Relayed;
-use crate::runner::residents::Key;
+use crate::runner::residents::{Key, Scope};
 use crate::runner::{Llm, Message, Order, Request};
 use crate::sandbox::spec::Wanted as Limited;
 
@@ -150,10 +150,16 @@ impl Wanted {
             return None;
         }
         let Branch { repository, key, work_item, .. } = &self.branch;
-        let line = key.as_ref().or(work_item.as_ref()).or(self.state_key.as_ref())?;
-        let repository = repository.as_deref().unwrap_or_default();
-        let key = Key::new(&entry.name, line).within(&self.grant, repository);
-        Some(key.keeping(KEPT.iter().copied()))
+        let kinds = [("branch_key", key), ("work_item", work_item), ("state_key", &self.state_key)];
+        let (kind, line) =
+            kinds.into_iter().find_map(|(kind, text)| Some((kind, text.as_ref()?)))?;
+        let scope = Scope {
+            grant: self.grant.clone(),
+            account: self.account.clone(),
+            repository: repository.clone().unwrap_or_default(),
+            kind,
+        };
+        Some(Key::new(&entry.name, line).within(scope).keeping(KEPT.iter().copied()))
     }
 
     /// The run as the runner wants it, but for its branch.

@@ -32,8 +32,14 @@ pub struct Tenant {
     pub branch: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<String>,
+    /// Who pays. An earlier version kept the workspaces of a grant's accounts together, and did not write it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
+    /// The field of the request that `branch` is of, such as `branch_key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
     /// Where the last run's work was to go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<Line>,
@@ -141,6 +147,31 @@ impl Home {
     }
 }
 
+/// Gives a home that an earlier version made its name of now, for a tenant who is to have it, where there is none of this
+/// name yet. A home whose last run was for another line of work stays as it is: its branch may not be this one's. What
+/// goes wrong costs the run nothing but what was kept.
+pub(super) fn inherit(place: &Path, earlier: &str, name: &str, tenant: &Tenant) {
+    let (old, new) = (place.join(earlier), place.join(name));
+    if new.exists() || !old.exists() {
+        return;
+    }
+    let inherited = || -> io::Result<bool> {
+        // As long as the label is ours, nobody else moves or forgets the home.
+        let Some(_label) = Label::take(&old, false)? else { return Ok(false) };
+        let is_of_line = Label::read(&old).is_some_and(|had| had.line == tenant.line);
+        if is_of_line {
+            fs::rename(&old, &new)?;
+        }
+        Ok(is_of_line)
+    };
+    let of = tracing::field::display(tenant);
+    match inherited() {
+        Ok(true) => tracing::info!(of, from = earlier, to = name, "a workspace of an earlier version has a new name"),
+        Ok(false) => tracing::info!(of, id = earlier, "a workspace of an earlier version is kept, and not used"),
+        Err(error) => tracing::warn!(of, id = earlier, %error, "a workspace of an earlier version cannot be used"),
+    }
+}
+
 /// Gives a workspace to the sandbox's user of now; none of the earlier user's processes runs.
 fn give(workspace: &Path, uid: u32) -> io::Result<()> {
     match tree::give(workspace, uid, uid) {
@@ -234,7 +265,9 @@ mod tests {
             agent: "agent".to_owned(),
             branch: "branch".to_owned(),
             grant: None,
+            account: None,
             repository: None,
+            kind: None,
             line: None,
         };
         let homes = place.path().join("homes");

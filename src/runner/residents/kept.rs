@@ -204,7 +204,7 @@ pub fn is_under_way(outbox: &Outbox, line: &Line) -> bool {
 }
 
 fn is_home(name: &str) -> bool {
-    name.len() == super::NAME_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+    name.len() == super::key::NAME_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// What was put away, and is being removed.

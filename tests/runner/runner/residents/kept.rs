@@ -4,10 +4,11 @@ use std::fs;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use cogni_gateway::base::hex;
 use cogni_gateway::runner::Order;
 use cogni_gateway::runner::Prepared;
 use cogni_gateway::runner::residents::kept::{Fate, Tenant};
-use cogni_gateway::runner::residents::{Key, Terms, Unclaimed};
+use cogni_gateway::runner::residents::{Key, Scope, Terms, Unclaimed};
 use cogni_gateway::sandbox::RunSpec;
 use cogni_gateway::sandbox::spec::{Limits, Workspace};
 
@@ -30,7 +31,9 @@ async fn what_nobody_uses_is_forgotten() {
         agent: "agent".to_owned(),
         branch: "branch".to_owned(),
         grant: None,
+        account: None,
         repository: None,
+        kind: None,
         line: None,
     };
     assert_eq!(one.tenant, Some(tenant));
@@ -145,10 +148,10 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
 async fn people_see_what_is_kept_and_make_an_end_of_it() {
     let place = Place::embedded();
     let kept = Kept::new(&place, Terms { max_idle: Duration::ZERO, ..TERMS });
-    let old = Key::new("agent", "talk").within("g1", "https://github.com/acme/x");
+    let old = Key::new("agent", "talk").within(scope("branch_key", "https://github.com/acme/x"));
     run(kept.claim_for(old, place.order("run-1", &sh("echo > state"))).await).await;
     patience(|| kept.residents.count() == 0, || "it does not go".to_owned());
-    let held = Key::new("agent", "now").within("g1", "");
+    let held = Key::new("agent", "now").within(scope("state_key", ""));
     let held = kept.claim_for(held, place.order("run-2", &["true"])).await;
 
     let ids: Vec<_> = shelf(&place).list().unwrap().into_iter().map(|kept| kept.id).collect();
@@ -182,8 +185,8 @@ async fn people_see_what_is_kept_and_make_an_end_of_it() {
         forget(&["--agent", "agent", "--apply"]),
     ];
     insta::assert_snapshot!(told.join("\n\n"), @r"
-    ONE agent on talk of https://github.com/acme/x, grant g1, 12 KiB, used AGO: not in use
-    TWO agent on now, grant g1, 8 KiB, used AGO: in use
+    ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: not in use
+    TWO agent on now, grant g1, account a1, by state_key, 8 KiB, used AGO: in use
     1 can be forgotten; name them, and `--apply`
     status 0
 
@@ -193,21 +196,88 @@ async fn people_see_what_is_kept_and_make_an_end_of_it() {
     nothing of that is kept in `PLACE/state`
     status 0
 
-    ONE agent on talk of https://github.com/acme/x, grant g1, 12 KiB, used AGO: not in use
-    TWO agent on now, grant g1, 8 KiB, used AGO: in use
+    ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: not in use
+    TWO agent on now, grant g1, account a1, by state_key, 8 KiB, used AGO: in use
     1 can be forgotten; `--apply` does it
     status 0
 
     error: nothing is kept as `nobody`; without a name, all that is kept is shown
     status 2
 
-    ONE agent on talk of https://github.com/acme/x, grant g1, 12 KiB, used AGO: forgotten
-    TWO agent on now, grant g1, 8 KiB, used AGO: in use
+    ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: forgotten
+    TWO agent on now, grant g1, account a1, by state_key, 8 KiB, used AGO: in use
     1 forgotten
     status 0
     ");
     let held = run(held).await;
     assert_eq!(held["ok"], true, "{held}");
+    kept.stop().await;
+}
+
+fn scope(kind: &'static str, repository: &str) -> Scope {
+    let (grant, account) = ("g1".to_owned(), "a1".to_owned());
+    Scope { grant, account, repository: repository.to_owned(), kind }
+}
+
+/// R7: two accounts, or two kinds of key, find nothing of each other under the same text.
+#[tokio::test(flavor = "multi_thread")]
+async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, TERMS);
+    let write = sh("cat state 2>/dev/null; echo $RUN_ID >> state");
+    let of = |account: &str, kind| Scope { account: account.to_owned(), ..scope(kind, "") };
+    let mut seen = vec![];
+    for (number, scope) in [
+        of("acme", "state_key"),
+        of("globex", "state_key"),
+        of("acme", "work_item"),
+        of("acme", "branch_key"),
+        of("acme", "state_key"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let order = place.order(&format!("run-{number}"), &write);
+        let result = run(kept.claim_for(Key::new("agent", "42").within(scope), order).await).await;
+        seen.push(result["stdout"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(seen, ["", "", "", "", "run-0\n"]);
+    kept.stop().await;
+}
+
+/// R7: what an earlier version kept under a text is the first key's that may have it, once, and where its branch is the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_of_an_earlier_version_is_moved_once() {
+    let place = Place::embedded();
+    // As that version named it.
+    let old = hex::sha256(b"agent\0g1\n\n42")[..32].to_owned();
+    let home = place.path().join("state/workspaces").join(&old);
+    let earlier = |line: &str| {
+        fs::create_dir_all(home.join("workspace")).unwrap();
+        fs::write(home.join("workspace/state"), "from before\n").unwrap();
+        let label = format!("{{\"agent\":\"agent\",\"branch\":\"42\",\"grant\":\"g1\",\"repository\":\"\"{line}}}");
+        fs::write(home.join("label.json"), label).unwrap();
+    };
+    let read = sh("cat state 2>/dev/null");
+    let kept = Kept::new(&place, TERMS);
+    let claim = async |kind, number: u32, inherits: bool| {
+        let key = Key::new("agent", "42").within(scope(kind, ""));
+        let key = if inherits { key.inheriting() } else { key };
+        let order = place.order(&format!("run-{number}"), &read);
+        run(kept.claim_for(key, order).await).await["stdout"].as_str().unwrap().to_owned()
+    };
+    earlier(",\"line\":{\"repository\":\"r\",\"branch_key\":\"42\"}");
+    assert_eq!(claim("branch_key", 0, true).await, "", "it was for a branch, and this run is for none");
+    earlier("");
+    assert_eq!(claim("state_key", 1, false).await, "", "nobody says that it is this account's");
+    assert!(home.exists());
+    assert_eq!(claim("work_item", 2, true).await, "from before\n");
+    assert!(!home.exists());
+    kept.stop().await;
+    let kept = Kept::new(&place, TERMS);
+    let key = Key::new("agent", "42").within(scope("work_item", "")).inheriting();
+    let again = run(kept.claim_for(key, place.order("run-3", &read)).await).await;
+    assert_eq!(again["stdout"], "from before\n", "it stays");
     kept.stop().await;
 }
 
