@@ -24,3 +24,4 @@ pub mod tls;
 pub mod trace;
 pub mod tree;
 pub mod unix;
+pub mod wall_clock;

@@ -21,7 +21,7 @@ mod spending;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::Stream;
 use futures_util::stream::try_unfold;
@@ -326,6 +326,28 @@ impl Journal {
     pub async fn probe(&self) -> Result<(), db::Error> {
         self.database.write(|change| change.execute("UPDATE run SET id = id WHERE 0", [])).await?;
         Ok(())
+    }
+
+    /// Writes down the time, which the caller trusts.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn note_time(&self, now: SystemTime) -> Result<(), db::Error> {
+        let (note, now) = ("INSERT OR REPLACE INTO clock (one, time) VALUES (1, ?1)", millis(now));
+        self.database.write(move |change| change.execute(note, [now])).await?;
+        Ok(())
+    }
+
+    /// Returns the time that was written down last.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn noted_time(&self) -> Result<Option<SystemTime>, db::Error> {
+        let read = |view: &rusqlite::Connection| {
+            view.query_row("SELECT time FROM clock", [], |row| row.get::<_, i64>(0)).optional()
+        };
+        let noted = self.database.read(read).await?;
+        Ok(noted.map(|time| UNIX_EPOCH + Duration::from_millis(time.max(0).cast_unsigned())))
     }
 
     /// Forgets runs that ended before, and gives their room back; returns how many. It takes a moment of the writer's

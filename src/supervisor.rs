@@ -12,6 +12,7 @@
 
 mod admission;
 mod bill;
+mod clock;
 mod conduct;
 mod delivering;
 mod ending;
@@ -58,6 +59,7 @@ pub use admission::{Refused, Started, Terms};
 pub use lock::Lock;
 pub use wanted::Wanted;
 
+use clock::Clock;
 use models::Models;
 use stock::Stock;
 
@@ -237,12 +239,17 @@ impl Supervisor {
         let sweep = self.0.settings.sweep();
         let housekeeping = async {
             let (mut thrown, mut is_closed): (Option<Instant>, _) = (None, false);
+            let mut clock = Clock::begin(self.0.journal.clone()).await;
             while !stop.is_cancelled() {
                 if !is_closed {
                     is_closed = self.close_unsealed(&stop).await;
                 }
-                self.tidy(&stop).await;
-                if thrown.is_none_or(|at| at.elapsed() >= THROW_EVERY) {
+                let is_trusted = clock.look().await;
+                if is_trusted {
+                    self.forget(&stop).await;
+                }
+                self.take_up(&stop).await;
+                if is_trusted && thrown.is_none_or(|at| at.elapsed() >= THROW_EVERY) {
                     Box::pin(self.0.throw_away(&stop)).await;
                     thrown = Some(Instant::now());
                 }
@@ -313,7 +320,8 @@ impl Supervisor {
         Ok(())
     }
 
-    async fn tidy(&self, stop: &CancellationToken) {
+    /// Forgets what is older than it is kept.
+    async fn forget(&self, stop: &CancellationToken) {
         let forgotten = SystemTime::now().checked_sub(self.0.settings.retention);
         if let Some(before) = forgotten {
             match self.0.journal.forget(before).await {
@@ -322,8 +330,19 @@ impl Supervisor {
                 Err(error) => tracing::error!(%error, "cannot forget old runs"),
             }
         }
+        match self.0.books.forget_waiting(SystemTime::now()).await {
+            Ok(0) => (),
+            Ok(notices) => {
+                tracing::warn!(notices, "forgot what LiteLLM said of calls that never came");
+            }
+            Err(error) => tracing::error!(%error, "the books cannot be tidied"),
+        }
         // Removing one takes as long as what is in it is much.
         stop.run_until_cancelled(self.forget_workspaces()).await;
+    }
+
+    /// Takes up deliveries whose time has come.
+    async fn take_up(&self, stop: &CancellationToken) {
         let Some(relay) = self.relay() else { return };
         let left = stop.run_until_cancelled(Box::pin(take_out_left(&relay)));
         if let Some(Err(error)) = left.await {

@@ -283,7 +283,9 @@ impl Books {
         now: SystemTime,
     ) -> Result<Vec<Open>, Error> {
         let find = "SELECT call_id, started, settled FROM billing_fact
-                    WHERE is_billable AND NOT has_receipt AND settled >= ?1 AND ask_after <= ?2
+                    WHERE is_billable AND NOT has_receipt AND settled >= ?1
+                    -- A call is put off by its age at most: a time beyond that was written while the clock was ahead.
+                    AND (ask_after <= ?2 OR ask_after > ?2 + (?2 - ?1))
                     ORDER BY settled, call_id LIMIT ?3";
         let read = move |view: &Connection| {
             Open::all(view, find, params![millis(since), millis(now), MOST_ASKED])

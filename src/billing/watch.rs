@@ -46,13 +46,6 @@ impl Watch {
                 tracing::warn!(error = %chain(&error), "the books could not be compared with LiteLLM's");
             }
         }
-        match self.books.forget_waiting(now).await {
-            Ok(0) => (),
-            Ok(notices) => {
-                tracing::warn!(notices, "forgot what LiteLLM said of calls that never came");
-            }
-            Err(error) => tracing::error!(%error, "the books cannot be tidied"),
-        }
         match self.books.totals(now).await {
             Ok(totals) => self.metrics.billed(&billed(&totals)),
             Err(error) => tracing::error!(%error, "the books cannot be read"),

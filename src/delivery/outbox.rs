@@ -170,7 +170,8 @@ impl Outbox {
     /// # Errors
     /// As every call.
     pub fn due(&self, now: SystemTime) -> Result<Vec<Job>, Error> {
-        self.select(&format!("{OPEN} AND due <= ?1"), &[&millis(now)])
+        let furthest = millis(now + LONGEST_WAIT);
+        self.select(&format!("{OPEN} AND (due <= ?1 OR due > ?2)"), &[&millis(now), &furthest])
     }
 
     /// What was found to need a review, of the work for a branch; oldest first.
@@ -246,7 +247,7 @@ impl Outbox {
     /// # Errors
     /// As [`Outbox::advance`].
     pub fn put_off(&self, job: &Job, after: Duration, why: &str) -> Result<Job, Error> {
-        let due = job.due.max(SystemTime::now() + after);
+        let due = put_off(job.due, after);
         self.write(job, &Job { due, error: Some(short(why)), ..job.clone() })?;
         self.get(&job.id)
     }
@@ -427,9 +428,25 @@ fn short(text: &str) -> String {
     text.chars().map(printable).take(MAX_ERROR).collect()
 }
 
+/// Returns whether the time of a row has come. A time that is further away than any wait was written while the clock was
+/// ahead of now.
+fn is_due(due: SystemTime, now: SystemTime) -> bool {
+    due <= now || due > now + LONGEST_WAIT
+}
+
+/// Returns when a row is due that was due at a time, and is put off. It is never due sooner than before.
+fn put_off(due: SystemTime, after: Duration) -> SystemTime {
+    let now = SystemTime::now();
+    let next = now + after.min(LONGEST_WAIT);
+    if is_due(due, now) { next } else { next.max(due) }
+}
+
 const OPEN: &str = "step NOT IN ('done', 'held', 'failed')";
 
 const MAX_ERROR: usize = 500;
+
+/// Longer than our own waits; a forge that asks for more is asked once a day.
+const LONGEST_WAIT: Duration = Duration::from_hours(24);
 
 /// Other processes hold the file for one statement at a time.
 const BUSY: Duration = Duration::from_secs(30);

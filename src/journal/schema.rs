@@ -77,6 +77,13 @@ CREATE TABLE grant_charge (
     PRIMARY KEY (grant_id, day)
 ) STRICT, WITHOUT ROWID;
 ",
+    // The wall clock, when a service has trusted it last.
+    "
+CREATE TABLE clock (
+    one  INTEGER PRIMARY KEY CHECK (one = 1),
+    time INTEGER NOT NULL
+) STRICT;
+",
 ];
 
 #[cfg(test)]

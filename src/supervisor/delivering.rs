@@ -4,7 +4,7 @@
 //! A delivery that cannot go on now is not waited for: the outbox has it, and tries again when its time has come.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio::task::spawn_blocking;
@@ -102,7 +102,7 @@ async fn go(relay: &Arc<Relay>, id: &str) -> Result<(), delivery::Error> {
 
 /// Somebody has tried, and said when to try again.
 fn is_put_off(job: &Job) -> bool {
-    job.error.is_some() && job.due > SystemTime::now()
+    job.error.is_some() && !job.is_due()
 }
 
 /// As many as the relay takes up at once by itself.

@@ -2,6 +2,7 @@
 //! and a forge behind it (A1–A5, B1, B4, R5, R7, S1).
 
 mod chat;
+mod clock;
 mod evidence;
 mod full_disk;
 mod given_up;

@@ -71,7 +71,7 @@ impl Desk {
 
     /// Whether its time has come, if it has one.
     pub fn is_due(&self) -> bool {
-        self.due.is_none_or(|due| due <= SystemTime::now())
+        self.due.is_none_or(|due| super::is_due(due, SystemTime::now()))
     }
 }
 
@@ -150,7 +150,7 @@ impl Outbox {
     /// As [`Outbox::leave`].
     pub fn put_desk_off(&self, desk: &Desk, after: Duration, why: &str) -> Result<Desk, Error> {
         let attempts = desk.attempts + u32::from(desk.is_due());
-        let due = desk.due.unwrap_or(SystemTime::UNIX_EPOCH).max(SystemTime::now() + after);
+        let due = super::put_off(desk.due.unwrap_or(SystemTime::UNIX_EPOCH), after);
         self.connection().execute(
             "UPDATE desk SET remains = ?2, due = ?3, attempts = ?4 WHERE id = ?1",
             params![desk.id, super::short(why), millis(due), attempts],

@@ -225,7 +225,7 @@ impl Job {
 
     /// Whether it is time to try again.
     pub fn is_due(&self) -> bool {
-        self.due <= SystemTime::now()
+        super::is_due(self.due, SystemTime::now())
     }
 
     /// Whether the same may come to another end, where nothing but the time is another.

@@ -128,6 +128,14 @@ fn what_is_left_for_later_is_due_then() {
     let due = |after| outbox.due(SystemTime::now() + Duration::from_mins(after)).unwrap().len();
     assert_eq!([due(0), due(11)], [0, 1]);
     assert_eq!(pending(&outbox).unwrap().len(), 1);
+    // The clock was a hundred days ahead when that was written.
+    let days = Duration::from_hours(24 * 100);
+    assert_eq!(outbox.due(SystemTime::now() - days).unwrap().len(), 1);
+    let ahead = Job { due: SystemTime::now() + days, ..job.clone() };
+    assert!(ahead.is_due());
+    let put_off = outbox.put_off(&ahead, Duration::ZERO, "the clock is right again").unwrap();
+    assert!(put_off.due <= SystemTime::now() && put_off.is_due());
+    outbox.put_off(&job, Duration::from_mins(10), &why).unwrap();
 
     let job = outbox.get(&job.id).unwrap();
     let put_off = outbox.put_off(&job, Duration::ZERO, "a run has come").unwrap();

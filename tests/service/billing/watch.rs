@@ -12,6 +12,22 @@ use tempfile::tempdir;
 use super::litellm::{Kind, Litellm, client, row_at};
 use super::{at, books, fact};
 
+/// B4: a clock that was ahead for a moment keeps no call from being asked for when it is right again.
+#[tokio::test]
+async fn a_call_that_was_put_off_by_a_wrong_clock_is_asked_for() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    let now = SystemTime::now();
+    books.record(&[fact("call-1", now)]).await.unwrap();
+    let since = now - Duration::from_hours(48);
+    let open = books.unreceipted(since, now).await.unwrap();
+    assert_eq!(open.len(), 1);
+    books.asked(&open, now + Duration::from_hours(20)).await.unwrap();
+    assert_eq!(books.unreceipted(since, now).await.unwrap(), [], "it is put off by its age");
+    books.asked(&open, now + Duration::from_hours(24 * 100)).await.unwrap();
+    assert_eq!(books.unreceipted(since, now).await.unwrap(), open);
+}
+
 /// B3: what LiteLLM has not written down after two days it will not; the call stays flagged.
 #[tokio::test]
 async fn what_ended_long_ago_is_not_asked_for() {

@@ -1,0 +1,146 @@
+//! Whether the wall clock can be believed, by the monotonic clock beside it.
+//!
+//! The age of what a process keeps is told by the wall clock, and a wall clock may jump: a machine without a battery, a
+//! wrong time server. What is thrown away on the word of one look cannot be had back.
+//!
+//! **Invariant:** the wall clock is trusted after it has gone in step with the monotonic one for an hour, and no more from
+//! the look on that finds a jump.
+
+use std::time::{Duration, Instant, SystemTime};
+
+/// Both clocks at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    pub wall: SystemTime,
+    pub monotonic: Instant,
+}
+
+/// What a look at both clocks finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    Trusted,
+    /// The clocks have been in step, and not for long enough.
+    Waiting,
+    /// The wall clock has jumped ahead since the look before.
+    Ahead(Duration),
+    /// The wall clock has jumped back since the look before.
+    Behind(Duration),
+}
+
+/// The wall clock of a process, from look to look.
+#[derive(Debug)]
+pub struct WallClock {
+    /// The first reading since the last jump; of a trusted clock, the last one.
+    anchor: Reading,
+    is_trusted: bool,
+}
+
+impl Reading {
+    pub fn now() -> Self {
+        Self { wall: SystemTime::now(), monotonic: Instant::now() }
+    }
+}
+
+impl WallClock {
+    /// Begins with a first reading. The caller may know of an earlier process that the clock can be trusted.
+    pub fn new(first: Reading, is_trusted: bool) -> Self {
+        Self { anchor: first, is_trusted }
+    }
+
+    /// Compares a reading with the one before.
+    pub fn look(&mut self, now: Reading) -> Look {
+        let elapsed = now.monotonic.saturating_duration_since(self.anchor.monotonic);
+        let jump = match now.wall.duration_since(self.anchor.wall + elapsed) {
+            Ok(ahead) => Some(Look::Ahead(ahead)).filter(|_| ahead > TOLERANCE),
+            Err(behind) => {
+                let behind = behind.duration();
+                Some(Look::Behind(behind)).filter(|_| behind > TOLERANCE)
+            }
+        };
+        if let Some(jump) = jump {
+            *self = Self { anchor: now, is_trusted: false };
+            return jump;
+        }
+        self.is_trusted |= elapsed >= STEADY;
+        if !self.is_trusted {
+            return Look::Waiting;
+        }
+        self.anchor = now;
+        Look::Trusted
+    }
+}
+
+/// Returns whether the wall clock can be trusted that reads `now`, where an earlier process has trusted it at `known`: what
+/// it may be ahead is less than an hour.
+pub fn follows(known: SystemTime, now: SystemTime) -> bool {
+    known <= now + TOLERANCE && now <= known + STEADY
+}
+
+/// How long the clocks have to be in step. Ours: long enough for a time server to put a clock right.
+pub const STEADY: Duration = Duration::from_hours(1);
+
+/// Between two looks: more than a clock that is only slow, or a leap second, comes to.
+const TOLERANCE: Duration = Duration::from_mins(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine whose wall clock is off by some days, from look to look half a minute apart.
+    struct Machine {
+        begun: Reading,
+        elapsed: Duration,
+        clock: WallClock,
+    }
+
+    impl Machine {
+        fn new(is_trusted: bool) -> Self {
+            let begun = Reading::now();
+            Self { begun, elapsed: Duration::ZERO, clock: WallClock::new(begun, is_trusted) }
+        }
+
+        fn look(&mut self, days_ahead: u64) -> Look {
+            self.elapsed += Duration::from_secs(30);
+            let off = Duration::from_hours(24 * days_ahead);
+            let wall = self.begun.wall + self.elapsed + off;
+            self.clock.look(Reading { wall, monotonic: self.begun.monotonic + self.elapsed })
+        }
+    }
+
+    #[test]
+    fn a_clock_that_jumps_for_a_moment_is_never_believed() {
+        let mut machine = Machine::new(true);
+        assert_eq!(machine.look(0), Look::Trusted);
+        let days = Duration::from_hours(24 * 100);
+        assert_eq!(machine.look(100), Look::Ahead(days));
+        assert_eq!(machine.look(100), Look::Waiting, "in step with itself for half a minute");
+        assert_eq!(machine.look(0), Look::Behind(days));
+        let waited = (0..).take_while(|_| machine.look(0) == Look::Waiting).count();
+        assert_eq!(waited, 119, "an hour of half minutes");
+        assert_eq!(machine.look(0), Look::Trusted);
+    }
+
+    #[test]
+    fn a_clock_that_stays_where_it_jumped_is_believed_after_an_hour() {
+        let mut machine = Machine::new(true);
+        assert!(matches!(machine.look(100), Look::Ahead(_)));
+        let waited = (0..).take_while(|_| machine.look(100) == Look::Waiting).count();
+        assert_eq!(waited, 119);
+    }
+
+    #[test]
+    fn a_process_that_knows_of_no_earlier_one_waits_an_hour() {
+        let mut machine = Machine::new(false);
+        let waited = (0..).take_while(|_| machine.look(0) == Look::Waiting).count();
+        assert_eq!(waited, 119);
+    }
+
+    #[test]
+    fn what_an_earlier_process_has_trusted_counts_for_an_hour() {
+        let known = SystemTime::now();
+        for (after, expected) in [(0, true), (59, true), (61, false), (24 * 60 * 100, false)] {
+            assert_eq!(follows(known, known + Duration::from_mins(after)), expected, "{after} min");
+        }
+        assert!(!follows(known, known - Duration::from_mins(2)), "the clock was ahead, or is behind");
+    }
+}

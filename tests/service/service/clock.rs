@@ -1,0 +1,49 @@
+//! A5: what is old is told by the wall clock, and a wall clock may be wrong.
+
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::base::db::Database;
+use cogni_gateway::journal::{self, Journal};
+
+use super::{Place, ask};
+
+/// A process whose clock reads a hundred days more than that of the process before forgets none of its runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_forgotten_while_the_clock_cannot_be_trusted() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let run = service.run(&ask("hello")).await;
+    service.ended(&run).await;
+    let journal = || {
+        let file = place.state_dir().join("state.db");
+        Journal::new(Database::open(&file, &[journal::SCHEMA]).unwrap())
+    };
+    assert!(journal().noted_time().await.unwrap().is_some(), "there was nothing to compare with");
+    place.stop(service);
+    let long_ago = SystemTime::now() - Duration::from_hours(24 * 100);
+    journal().note_time(long_ago).await.unwrap();
+    let file = rusqlite::Connection::open(place.state_dir().join("state.db")).unwrap();
+    let millis = long_ago.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+    let millis = i64::try_from(millis).unwrap();
+    file.execute("UPDATE run SET created = ?1, ended = ?1", [millis]).unwrap();
+
+    let mut service = place.start();
+    let is_told = |said: &str| said.contains("the clock cannot be compared with an earlier one");
+    tokio::task::block_in_place(|| service.process.until(is_told));
+    // What comes after in the first round has been done when the next run has ended.
+    let next = service.run(&ask("hello")).await;
+    service.ended(&next).await;
+    assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
+    place.stop(service);
+
+    // The same age, by a clock that goes on from where it was.
+    journal().note_time(SystemTime::now()).await.unwrap();
+    let service = place.start();
+    let path = format!("/api/v1/runs/{run}");
+    let begun = std::time::Instant::now();
+    while service.get(&path).await.status != 404 {
+        assert!(begun.elapsed() < crate::support::process::PATIENCE, "it is not forgotten");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    place.stop(service);
+}
