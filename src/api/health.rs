@@ -29,8 +29,6 @@ pub(super) struct Ready {
     can_accept: bool,
     /// By what is looked at: `ok`, or why not. Without `relay` runs are accepted all the same, but for those with a repository.
     checks: BTreeMap<&'static str, String>,
-    /// Runs that have not ended.
-    runs: usize,
     /// Whether the models can be reached is seen by runs only: nothing is asked of the upstream here.
     #[schema(example = "not probed")]
     upstream: &'static str,
@@ -73,8 +71,7 @@ pub(super) async fn ready(State(api): State<Arc<Api>>) -> (StatusCode, Json<Read
     let all = checks.into_iter().chain([("relay", relay(&api))]);
     let checks = all.map(|(what, found)| (what, said(found))).collect();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let runs = api.supervisor.live();
-    (status, Json(Ready { can_accept: ready, checks, runs, upstream: "not probed" }))
+    (status, Json(Ready { can_accept: ready, checks, upstream: "not probed" }))
 }
 
 fn accepting(api: &Api) -> Result<(), String> {
