@@ -14,8 +14,9 @@ mod process;
 mod seal;
 mod sha;
 
-use std::fs;
+use std::fs::DirBuilder;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -64,7 +65,7 @@ pub enum Error {
 impl Git {
     /// Takes the first git that is new enough, of where systems have it. `home` is made, where it is missing.
     pub fn find(home: &Path) -> Result<Self, Error> {
-        fs::create_dir_all(home)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(home)?;
         let home = home.canonicalize()?;
         let mut found = vec![];
         for program in PLACES.map(PathBuf::from).into_iter().filter(|place| place.is_file()) {

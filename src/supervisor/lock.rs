@@ -1,7 +1,7 @@
 //! Who has a state directory.
 
 use std::fs::{DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Lock {
         let audit = state_dir.join("audit");
         DirBuilder::new().recursive(true).mode(0o700).create(audit).with_context(unusable)?;
         let path = state_dir.join("serve.lock");
-        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = file.with_context(unusable)?;
         let patience = Instant::now() + PATIENCE;
         let taken = loop {

@@ -1,6 +1,7 @@
 //! The service as those see it who run it: ready or not, told to stop, told to read its files again, on TCP.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use http::Method;
@@ -148,4 +149,20 @@ async fn ask(service: &Service, path: &str) -> String {
     let said = service.process.said();
     let address = said.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
     super::get(address, path).await
+}
+
+/// What lies in the state directory is its owner's, also where the directory lets others in.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_the_state_directory_is_its_owners() {
+    let place = Place::new("").await;
+    fs::set_permissions(place.state_dir(), Permissions::from_mode(0o755)).unwrap();
+    let service = place.start();
+    let run = service.run(&asked("fake")).await;
+    service.ended(&run).await;
+    for entry in fs::read_dir(place.state_dir()).unwrap() {
+        let path = entry.unwrap().path();
+        let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o077;
+        assert_eq!(mode, 0, "{}", path.display());
+    }
+    place.stop(service);
 }
