@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustix::fs::OFlags;
+
 use super::Error;
 use super::chain::{Chain, Why};
 use super::read::{self, Broken, Reader};
@@ -77,7 +79,8 @@ impl Opened {
 pub(super) fn open(path: &Path) -> Result<Opened, Error> {
     let failed = |source| Error::File { path: path.into(), source };
     // Looked at first: to open a FIFO would wait for its other end.
-    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+    // A link would let whoever can write beside the logs say what is written to.
+    if path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Err(Error::NotAFile { path: path.into() });
     }
     let created = private(OpenOptions::new().read(true)).create_new(true).open(path);
@@ -127,8 +130,11 @@ pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Append only, readable by nobody else.
+/// Append only, readable by nobody else, and never through a link.
 fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     use std::os::unix::fs::OpenOptionsExt as _;
-    options.append(true).create(true).mode(0o600)
+    options.append(true).create(true).mode(0o600).custom_flags(NO_LINK)
 }
+
+/// `open` fails where the last part of the path is a link.
+const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();

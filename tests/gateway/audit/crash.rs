@@ -209,6 +209,22 @@ fn a_file_that_is_no_log_is_left_alone() {
     assert!(matches!(Log::open(&config(&place.log()), &started()), Err(Error::NotAFile { .. })));
 }
 
+/// G11: who can make a link beside the logs does not choose what is written to, be it there or not.
+#[test]
+fn a_log_is_never_written_through_a_link() {
+    for is_there in [true, false] {
+        let place = Place::new();
+        let other = place.log().with_extension("other");
+        if is_there {
+            fs::write(&other, "").unwrap();
+        }
+        std::os::unix::fs::symlink(&other, place.log()).unwrap();
+        let opened = Log::open(&config(&place.log()), &started());
+        assert!(matches!(opened, Err(Error::NotAFile { .. })), "{:?}", opened.err());
+        assert_eq!(fs::read(&other).ok(), is_there.then(Vec::new));
+    }
+}
+
 /// G11: two writers would tear the chain apart.
 #[test]
 fn a_log_in_use_cannot_be_opened_again() {
