@@ -25,7 +25,11 @@ pub(super) struct Turn {
 impl Turns {
     /// Lets each grant do so many at the same time.
     pub fn new(limit: usize) -> Self {
-        Self { limit, grants: Mutex::default(), all: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)) }
+        Self {
+            limit,
+            grants: Mutex::default(),
+            all: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
+        }
     }
 
     /// Lets all grants together do so many at the same time.

@@ -8,8 +8,8 @@
 //! **Invariant:** no run begins in a sandbox in which anything of another still runs, or whose run's socket is there.
 
 mod home;
-mod key;
 pub mod kept;
+mod key;
 mod turn;
 
 use std::collections::HashMap;
@@ -36,8 +36,8 @@ use crate::sandbox::spec::{Access, Limits, Stamp, Workspace};
 use crate::sandbox::{self, Driver, Owner, Resident, RunSpec, UserRange};
 
 use home::Home;
+use kept::{Shelf, Tenant};
 pub use key::{Key, Scope};
-use kept::{Line, Shelf, Tenant};
 pub(super) use turn::Turn;
 
 /// The resident sandboxes of a process, kept in order by [`Residents::keep`].

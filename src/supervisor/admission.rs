@@ -10,9 +10,9 @@ use uuid::Uuid;
 use super::conduct::Failed;
 use super::{Shared, Supervisor, Wanted};
 use crate::base::{db, disk};
+use crate::budget::Nanodollars;
 use crate::catalog;
 use crate::grant;
-use crate::budget::Nanodollars;
 use crate::journal::{Added, Caps, Exhausted, Feed, New};
 
 /// A run that was accepted, now or before.
@@ -222,11 +222,7 @@ impl Shared {
     }
 
     /// All that can be told without making anything. Returns the run's model and its own limit of money.
-    fn check(
-        &self,
-        wanted: &Wanted,
-        run: &str,
-    ) -> Result<(String, Option<Nanodollars>), Refused> {
+    fn check(&self, wanted: &Wanted, run: &str) -> Result<(String, Option<Nanodollars>), Refused> {
         let catalog = self.catalog.load();
         catalog.find(&wanted.agent)?;
         let invalid = |error: anyhow::Error| {

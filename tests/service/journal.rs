@@ -341,9 +341,7 @@ async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
     };
     let asked = (0..50).map(|number| desk.journal.add(capped(&format!("r{number}"))));
     let added = futures_util::future::join_all(asked).await;
-    let is_new = |added: &&Result<Added, _>| {
-        matches!(added, Ok(Added::New(_, reserved)) if *reserved == Some(Nanodollars(2)))
-    };
+    let is_new = |added: &&Result<Added, _>| matches!(added, Ok(Added::New(_, reserved)) if *reserved == Some(Nanodollars(2)));
     assert_eq!(added.iter().filter(is_new).count(), 5);
     let accepted = added.into_iter().filter_map(|added| match added.unwrap() {
         Added::New(feed, _) => Some(feed),

@@ -166,9 +166,20 @@ pub(super) fn inherit(place: &Path, earlier: &str, name: &str, tenant: &Tenant) 
     };
     let of = tracing::field::display(tenant);
     match inherited() {
-        Ok(true) => tracing::info!(of, from = earlier, to = name, "a workspace of an earlier version has a new name"),
-        Ok(false) => tracing::info!(of, id = earlier, "a workspace of an earlier version is kept, and not used"),
-        Err(error) => tracing::warn!(of, id = earlier, %error, "a workspace of an earlier version cannot be used"),
+        Ok(true) => tracing::info!(
+            of,
+            from = earlier,
+            to = name,
+            "a workspace of an earlier version has a new name"
+        ),
+        Ok(false) => tracing::info!(
+            of,
+            id = earlier,
+            "a workspace of an earlier version is kept, and not used"
+        ),
+        Err(error) => {
+            tracing::warn!(of, id = earlier, %error, "a workspace of an earlier version cannot be used");
+        }
     }
 }
 

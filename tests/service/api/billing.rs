@@ -74,22 +74,24 @@ async fn large_reports_cost_bounded_memory() {
     let service = place.start();
     let body = format!("{{\"messages\":[{}0]}}", "0,".repeat((16 << 20) / 2 - 10));
     let before = peak_kib(service.process.id());
-    let report = async || {
-        let headers = [("content-type", "application/json")];
-        let path = "/api/internal/billing/ingest";
-        let answer = service.ask(Method::POST, path, &body, &headers).await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        assert_eq!(answer.json()["invalid"], json!(1));
-    };
-    let mut reports = std::pin::pin!(join_all((0..6).map(|_| report())));
     let mut healthy = 0;
-    loop {
-        tokio::select! {
-            biased;
-            _ = reports.as_mut() => break,
-            answer = async { place.client().get("/healthz").await } => {
-                assert_eq!(answer.status, 200);
-                healthy += 1;
+    {
+        let report = async || {
+            let headers = [("content-type", "application/json")];
+            let path = "/api/internal/billing/ingest";
+            let answer = service.ask(Method::POST, path, &body, &headers).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            assert_eq!(answer.json()["invalid"], json!(1));
+        };
+        let mut reports = std::pin::pin!(join_all((0..6).map(|_| report())));
+        loop {
+            tokio::select! {
+                biased;
+                _ = reports.as_mut() => break,
+                answer = async { place.client().get("/healthz").await } => {
+                    assert_eq!(answer.status, 200);
+                    healthy += 1;
+                }
             }
         }
     }

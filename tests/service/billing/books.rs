@@ -432,7 +432,7 @@ async fn contradictions_and_unknown_calls_are_bounded() {
     let conflicting = fates.iter().filter(|fate| **fate == Fate::Conflicting).count();
     assert_eq!(conflicting, 198, "each is told");
     let file = rusqlite::Connection::open(place.path().join("state.db")).unwrap();
-    let count = |query: &str| file.query_row(query, [], |row| row.get::<_, u64>(0)).unwrap();
+    let count = |query: &str| file.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
     assert_eq!(count("SELECT count(*) FROM billing_conflict WHERE call_id = 'call-1'"), 16);
     assert_eq!(count("SELECT count(*) FROM billing_conflict"), 32);
 

@@ -136,7 +136,7 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let said = refused.said().replace(&place.state_dir().display().to_string(), "STATE");
     insta::assert_snapshot!(format!("{status}\n{said}"), @"
     exit status: 2
-    error: cannot serve from `STATE/state.db`: the tables of `journal` are of a later version (5; this program knows 4); use a newer program
+    error: cannot serve from `STATE/state.db`: the tables of `journal` are of a later version (7; this program knows 6); use a newer program
     ");
 
     assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);

@@ -255,7 +255,9 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
     let earlier = |line: &str| {
         fs::create_dir_all(home.join("workspace")).unwrap();
         fs::write(home.join("workspace/state"), "from before\n").unwrap();
-        let label = format!("{{\"agent\":\"agent\",\"branch\":\"42\",\"grant\":\"g1\",\"repository\":\"\"{line}}}");
+        let label = format!(
+            "{{\"agent\":\"agent\",\"branch\":\"42\",\"grant\":\"g1\",\"repository\":\"\"{line}}}"
+        );
         fs::write(home.join("label.json"), label).unwrap();
     };
     let read = sh("cat state 2>/dev/null");
@@ -267,7 +269,11 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
         run(kept.claim_for(key, order).await).await["stdout"].as_str().unwrap().to_owned()
     };
     earlier(",\"line\":{\"repository\":\"r\",\"branch_key\":\"42\"}");
-    assert_eq!(claim("branch_key", 0, true).await, "", "it was for a branch, and this run is for none");
+    assert_eq!(
+        claim("branch_key", 0, true).await,
+        "",
+        "it was for a branch, and this run is for none"
+    );
     earlier("");
     assert_eq!(claim("state_key", 1, false).await, "", "nobody says that it is this account's");
     assert!(home.exists());
