@@ -28,8 +28,9 @@ use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 
 use crate::base::drain::Drain;
-use crate::body::Call;
+use crate::body::{Body, Call};
 use crate::observe::{access_log, metrics};
+use crate::protocol::Route;
 use crate::run::Run;
 use crate::stream::UsageChunk;
 use crate::upstream::headers::Outgoing;
@@ -37,7 +38,7 @@ use crate::upstream::{self, Upstream};
 use answer::Answer;
 use exchange::Exchange;
 use limits::RunCapacity;
-use receive::Arriving;
+use receive::{Arriving, RequestBody};
 use rejection::Rejection;
 
 /// What serves one run on one worker thread.
@@ -63,39 +64,32 @@ pub async fn handle(
 ) -> Result<Response<Answer>, Infallible> {
     let (request, mut body) = Arriving::split(request);
     let mut exchange = Exchange::begin(Arc::clone(&gateway), pid, &request);
-    let served = serve(&gateway, &mut exchange, request, &mut body).await;
+    let received = receive(&mut exchange, request, &mut body).await;
     body.discard(&gateway.tasks);
-    Ok(match served {
-        Ok(Served::Own(response)) => {
-            exchange.answer(&response);
-            response.map(Answer::text)
-        }
-        Ok(Served::Upstream(usage_chunk, call)) => exchange.send(usage_chunk, call).await,
-        Err(rejection) => exchange.reject(&rejection).map(Answer::text),
-    })
+    Ok(respond(exchange, received).await)
 }
 
-/// Where a response comes from.
-enum Served {
+/// A request whose body has been read, if it has one.
+enum Received {
+    /// Its answer is our own.
     Own(Response<String>),
-    Upstream(UsageChunk, upstream::Call),
+    Call(Route, Outgoing, Option<Body>),
 }
 
-/// The pipeline, in order. Each step may refuse; `?` is the only way out.
+/// The first part of the pipeline, in order: what needs the client. Each step may refuse; `?` is the only way out.
 ///
 /// All that can be judged by the head is judged before the body is read: what cannot be admitted holds no memory.
-async fn serve(
-    gateway: &Gateway,
+async fn receive(
     exchange: &mut Exchange,
     request: Request<()>,
-    body: &mut Arriving,
-) -> Result<Served, Rejection> {
+    body: &mut Arriving<impl RequestBody>,
+) -> Result<Received, Rejection> {
     let route = request::route(&request)?;
     exchange.routed(route);
-    if let Some(response) = answer::own(gateway, &exchange.policy, route, request.headers()) {
-        return Ok(Served::Own(response));
-    }
     let policy = Arc::clone(&exchange.policy);
+    if let Some(response) = answer::own(exchange.gateway(), &policy, route, request.headers()) {
+        return Ok(Received::Own(response));
+    }
     request::check_head(&request, &policy.config)?;
     exchange.enter(route)?;
     let mut head = Outgoing::new(
@@ -107,17 +101,51 @@ async fn serve(
     );
     exchange.trace(&mut head);
     drop(request);
-    let mut call = if route.method() == Method::POST {
-        let body = exchange.receive(route, body).await?;
-        let (call, rules) = exchange.admission().judge(body, &mut head)?;
-        exchange.ruled(rules);
-        call
-    } else {
-        Call::default()
+    let body = match route.method() {
+        &Method::POST => Some(exchange.receive(route, body).await?),
+        _ => None,
+    };
+    Ok(Received::Call(route, head, body))
+}
+
+/// Answers a request that was received, or refused.
+///
+/// Dropping the future is what becomes of a call whose client has left.
+async fn respond(
+    mut exchange: Box<Exchange>,
+    received: Result<Received, Rejection>,
+) -> Response<Answer> {
+    let admitted = match received {
+        Ok(Received::Own(response)) => {
+            exchange.answer(&response);
+            return response.map(Answer::text);
+        }
+        Ok(Received::Call(route, head, body)) => admit(&mut exchange, route, head, body).await,
+        Err(rejection) => Err(rejection),
+    };
+    match admitted {
+        Ok((usage_chunk, call)) => exchange.send(usage_chunk, call).await,
+        Err(rejection) => exchange.reject(&rejection).map(Answer::text),
+    }
+}
+
+/// The second part of the pipeline: what needs only the request.
+async fn admit(
+    exchange: &mut Exchange,
+    route: Route,
+    mut head: Outgoing,
+    body: Option<Body>,
+) -> Result<(UsageChunk, upstream::Call), Rejection> {
+    let mut call = match body {
+        Some(body) => {
+            let (call, rules) = exchange.admission().judge(body, &mut head)?;
+            exchange.ruled(rules);
+            call
+        }
+        None => Call::default(),
     };
     exchange.admit(route, &mut call).await?;
-    let deadline = gateway.run.ledger.deadline().map(Into::into);
+    let deadline = exchange.gateway().run.ledger.deadline().map(Into::into);
     let usage_chunk = call.usage_chunk;
-    let call = upstream::Call { head, body: call.into_body(), deadline };
-    Ok(Served::Upstream(usage_chunk, call))
+    Ok((usage_chunk, upstream::Call { head, body: call.into_body(), deadline }))
 }

@@ -22,7 +22,7 @@ use super::answer::Answer;
 use super::budget_headers;
 use super::limits::RequestPermit;
 use super::policy::Policy;
-use super::receive::{self, Arriving};
+use super::receive::{self, Arriving, RequestBody};
 use super::rejection::{Rejection, outcome_of};
 use crate::audit::record::{Admitted, Outcome, Refused, Settled};
 use crate::body::{Body, Call, What};
@@ -114,11 +114,11 @@ impl Exchange {
         gateway: Arc<Gateway>,
         pid: Option<u32>,
         request: &http::Request<B>,
-    ) -> Self {
+    ) -> Box<Self> {
         let in_flight = gateway.metrics.begin();
         let until_cut = gateway.run.gate.until_cut();
         let now = Instant::now();
-        Self {
+        Box::new(Self {
             policy: gateway.policy.load_full(),
             gateway,
             id: RequestId::new(),
@@ -154,7 +154,11 @@ impl Exchange {
             permit: None,
             redactor: None,
             _in_flight: in_flight,
-        }
+        })
+    }
+
+    pub(super) fn gateway(&self) -> &Gateway {
+        &self.gateway
     }
 
     pub(super) fn routed(&mut self, route: Route) {
@@ -173,7 +177,7 @@ impl Exchange {
     pub(super) async fn receive(
         &mut self,
         route: Route,
-        body: &mut Arriving,
+        body: &mut Arriving<impl RequestBody>,
     ) -> Result<Body, receive::Error> {
         let permit = self.permit.as_mut().expect("a request that was let in has a place");
         let body = body.receive(route, &self.policy.config, permit).await?;
@@ -268,7 +272,7 @@ impl Exchange {
     }
 
     /// Ends with an answer of our own, which costs nothing.
-    pub(super) fn answer(mut self, response: &Response<String>) {
+    pub(super) fn answer(mut self: Box<Self>, response: &Response<String>) {
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
         self.outcome = Outcome::Completed;
@@ -276,7 +280,7 @@ impl Exchange {
     }
 
     /// Ends with an error in the shape of the route's protocol.
-    pub(super) fn reject(mut self, rejection: &Rejection) -> Response<String> {
+    pub(super) fn reject(mut self: Box<Self>, rejection: &Rejection) -> Response<String> {
         let mut response = rejection.response(self.protocol());
         self.tell_budget(response.headers_mut());
         self.status = response.status().as_u16();
@@ -309,7 +313,7 @@ impl Exchange {
 
     /// Passes the response on; the exchange ends when its body does.
     fn follow(
-        mut self,
+        mut self: Box<Self>,
         usage_chunk: UsageChunk,
         response: Response<upstream::Body>,
     ) -> Response<Answer> {

@@ -15,6 +15,8 @@ use crate::base::json::Invalid;
 use crate::body::{Body, Reader};
 use crate::protocol::Route;
 
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why a body could not be received.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -25,23 +27,28 @@ pub enum Error {
     #[error("the request body is not acceptable JSON: {0}")]
     Json(#[from] Invalid),
     #[error("the request body broke off")]
-    BrokenOff(#[source] hyper::Error),
+    BrokenOff(#[source] BoxError),
     #[error(transparent)]
     Overload(#[from] Overload),
 }
 
+/// The body of a request, as the server of its connection reads it.
+pub trait RequestBody: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin {}
+
+impl<B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin> RequestBody for B {}
+
 /// A request's body on its way to us.
-pub struct Arriving {
-    body: Incoming,
+pub struct Arriving<B> {
+    body: B,
     /// A stream of HTTP/2 ends for itself, with a code that says so.
     is_http1: bool,
     /// Whether its client has to send all of it before it reads an answer.
     must_be_read: bool,
 }
 
-impl Arriving {
+impl<B: RequestBody> Arriving<B> {
     /// Takes a request apart.
-    pub fn split(request: Request<Incoming>) -> (Request<()>, Self) {
+    pub fn split(request: Request<B>) -> (Request<()>, Self) {
         let (head, body) = request.into_parts();
         let head = Request::from_parts(head, ());
         let is_http1 = head.version() <= Version::HTTP_11;
@@ -78,7 +85,8 @@ impl Arriving {
     ) -> Result<Body, Error> {
         let mut reader = None;
         while let Some(frame) = self.body.frame().await {
-            let Ok(data) = frame.map_err(Error::BrokenOff)?.into_data() else { continue };
+            let frame = frame.map_err(|error| Error::BrokenOff(error.into()))?;
+            let Ok(data) = frame.into_data() else { continue };
             permit.take_bytes(data.len())?;
             if reader.is_none() && self.body.is_end_stream() {
                 return whole(route, data, policy);
@@ -88,22 +96,31 @@ impl Arriving {
         Ok(reader.unwrap_or_else(|| Reader::new(route)).finish()?)
     }
 
-    /// Throws away what is still to come, beside the answer: a client that cannot send its request to the end
-    /// sees a broken pipe and no answer.
-    pub fn discard(self, tasks: &Drain) {
-        let Self { mut body, must_be_read, .. } = self;
-        if !must_be_read || body.is_end_stream() {
-            return;
-        }
-        let closing = tasks.closing().clone();
-        tasks.spawn(async move {
-            let read = timeout(MAX_DISCARD_TIME, read_away(&mut body));
-            closing.run_until_cancelled(read).await;
-        });
+    /// The body, and whether what is left of it is to be [read away](read_away).
+    pub fn into_rest(self) -> (B, bool) {
+        (self.body, self.must_be_read)
     }
 }
 
-async fn read_away(body: &mut Incoming) {
+impl Arriving<Incoming> {
+    /// Throws away what is still to come, beside the answer.
+    pub fn discard(self, tasks: &Drain) {
+        let (mut body, must_be_read) = self.into_rest();
+        if must_be_read && !body.is_end_stream() {
+            let own = tasks.clone();
+            tasks.spawn(async move { read_away(&mut body, &own).await });
+        }
+    }
+}
+
+/// Throws away the rest of a body, within bounds: a client that cannot send its request to the end sees a broken pipe
+/// and no answer.
+pub async fn read_away(body: &mut impl RequestBody, tasks: &Drain) {
+    let read = timeout(MAX_DISCARD_TIME, read_to_end(body));
+    tasks.closing().run_until_cancelled(read).await;
+}
+
+async fn read_to_end(body: &mut impl RequestBody) {
     let mut left = MAX_DISCARD_BYTES;
     while let Ok(Some(Ok(frame))) = timeout(MAX_DISCARD_SILENCE, body.frame()).await {
         left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));

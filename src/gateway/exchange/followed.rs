@@ -26,7 +26,7 @@ pub struct Followed(Option<Box<Passing>>);
 struct Passing {
     body: upstream::Body,
     observer: Observer,
-    exchange: Exchange,
+    exchange: Box<Exchange>,
     /// Rings when an operator cuts the call.
     until_cut: Pin<Box<WaitForCancellationFutureOwned>>,
     ended: bool,
@@ -52,7 +52,7 @@ pub enum Broken {
 }
 
 impl Followed {
-    pub(super) fn new(body: upstream::Body, observer: Observer, exchange: Exchange) -> Self {
+    pub(super) fn new(body: upstream::Body, observer: Observer, exchange: Box<Exchange>) -> Self {
         let until_cut = Box::pin(exchange.until_cut.clone().cancelled_owned());
         let passing = Passing { body, observer, exchange, until_cut, ended: false, broken: None };
         Self(Some(Box::new(passing)))

@@ -22,7 +22,7 @@ impl Exchange {
     /// then the answer is waited for and read, which tells its usage. It is boxed, so that a connection
     /// does not keep room for it while the answer streams.
     pub(in crate::gateway) fn send(
-        self,
+        self: Box<Self>,
         usage_chunk: UsageChunk,
         call: upstream::Call,
     ) -> impl Future<Output = Response<Answer>> {
@@ -30,7 +30,11 @@ impl Exchange {
         Sent { answer: Some(Box::pin(self.answered(usage_chunk, call))), drains }
     }
 
-    async fn answered(mut self, usage_chunk: UsageChunk, call: upstream::Call) -> Response<Answer> {
+    async fn answered(
+        mut self: Box<Self>,
+        usage_chunk: UsageChunk,
+        call: upstream::Call,
+    ) -> Response<Answer> {
         let (gateway, until_cut) = (Arc::clone(&self.gateway), self.until_cut.clone());
         let sent = tokio::select! {
             biased;
