@@ -17,6 +17,7 @@ pub mod network;
 pub mod path_mask;
 pub mod reach;
 pub mod rope;
+pub mod scratch;
 pub mod secret;
 pub mod socket;
 pub mod time;

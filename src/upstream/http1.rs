@@ -9,8 +9,8 @@ mod head;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -19,10 +19,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio::time::Instant;
-use tokio_util::io::poll_read_buf;
 
 use super::pool::Pool;
 use super::{Call, Config, Error, Kind};
+use crate::base::scratch::Scratch;
 use crate::base::time::MAX_TIME;
 pub(super) use body::Body;
 use head::Head;
@@ -37,7 +37,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Worker {
     pool: Pool,
-    scratch: Mutex<BytesMut>,
+    scratch: Scratch,
 }
 
 /// The head of a response, the connection it came on, and what came with it.
@@ -50,7 +50,7 @@ struct Answer {
 impl Client {
     pub(super) fn new(config: Config) -> Self {
         let pool = Pool::new(config.pool_idle_timeout);
-        Self { config, worker: Arc::new(Worker { pool, scratch: Mutex::default() }) }
+        Self { config, worker: Arc::new(Worker { pool, scratch: Scratch::default() }) }
     }
 
     pub(super) async fn close_idle(&self) -> Infallible {
@@ -178,13 +178,7 @@ impl Worker {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<BytesMut>> {
         ready!(stream.as_ref().poll_read_ready(cx))?;
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        // Free again as soon as the frames cut from it are written, which is nearly always.
-        if !scratch.try_reclaim(SCRATCH_BYTES) {
-            *scratch = BytesMut::with_capacity(SCRATCH_BYTES);
-        }
-        ready!(poll_read_buf(Pin::new(stream), cx, &mut *scratch))?;
-        Poll::Ready(Ok(scratch.split()))
+        self.scratch.poll_read(stream, cx)
     }
 }
 
@@ -199,9 +193,6 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
 pub(super) fn earlier(a: Instant, b: Option<Instant>) -> Instant {
     b.map_or(a, |b| a.min(b))
 }
-
-/// One read's worth; a larger buffer gained nothing on fast streams.
-const SCRATCH_BYTES: usize = 32 * 1024;
 
 /// `100 Continue` and `103 Early Hints` are skipped, but not for ever.
 const MAX_INTERIM_RESPONSES: u8 = 8;
