@@ -132,4 +132,6 @@ pub mod decisions {
     pub mod d0031 {}
     #[doc = include_str!("manual/decisions/0032-embed-addresses-as-text-where-the-model-says-so.md")]
     pub mod d0032 {}
+    #[doc = include_str!("manual/decisions/0033-serve-plain-calls-in-front-of-hyper.md")]
+    pub mod d0033 {}
 }

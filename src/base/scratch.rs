@@ -31,6 +31,11 @@ impl Scratch {
         ready!(poll_read_buf(Pin::new(reader), cx, &mut *scratch))?;
         Poll::Ready(Ok(scratch.split()))
     }
+
+    /// Gives the buffer back, until there is something to read again.
+    pub fn release(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = BytesMut::new();
+    }
 }
 
 /// One read's worth; a larger buffer gained nothing on fast streams.

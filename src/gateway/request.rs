@@ -46,7 +46,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// `application/json`, with or without parameters.
-fn is_json(content_type: &[u8]) -> bool {
+pub(super) fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }

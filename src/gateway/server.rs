@@ -3,6 +3,7 @@
 //! Two kinds of listener: [`socket`] is one run's, which the socket stands for; [`shared`] is many
 //! runs', told apart by the tokens of their requests. A connection is served alike on both.
 
+pub mod lane;
 pub mod shared;
 pub mod socket;
 
@@ -49,6 +50,19 @@ pub struct Config {
     pub max_run_body_bytes: u64,
     /// Bytes of request bodies that all runs hold at the same time; without it, 512 MiB or a quarter of the memory.
     pub max_process_body_bytes: Option<u64>,
+    /// Who serves plain calls on a run's socket.
+    pub lane: LaneMode,
+}
+
+/// The server of plain calls on a run's socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LaneMode {
+    /// A loop of our own, in front of hyper.
+    #[default]
+    On,
+    /// hyper, as of all else.
+    Off,
 }
 
 /// A limit that leaves nothing to serve with.
@@ -182,6 +196,7 @@ impl Default for Config {
             // Two of the largest bodies.
             max_run_body_bytes: 64 * 1024 * 1024,
             max_process_body_bytes: None,
+            lane: LaneMode::default(),
         }
     }
 }

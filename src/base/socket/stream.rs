@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use rustix::net::{RecvFlags, Shutdown};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -22,6 +23,8 @@ pub struct Stream {
     socket: AsyncFd<OwnedFd>,
     blocked: Option<Box<Blocked>>,
     stall_timeout: Duration,
+    /// Was read, and is to be read again.
+    unread: Bytes,
 }
 
 /// A write that waits for room: a second registration of the same socket, and its deadline.
@@ -36,7 +39,55 @@ impl Stream {
     /// Must be called inside a runtime, which will drive the socket.
     pub fn new(socket: OwnedFd, stall_timeout: Duration) -> io::Result<Self> {
         let socket = register(socket, Interest::READABLE)?;
-        Ok(Self { socket, blocked: None, stall_timeout })
+        Ok(Self { socket, blocked: None, stall_timeout, unread: Bytes::new() })
+    }
+
+    /// Gives bytes back that were read: who reads the stream itself finds them first.
+    #[must_use]
+    pub fn unread(self, bytes: Bytes) -> Self {
+        Self { unread: bytes, ..self }
+    }
+
+    /// Ready when a read is worth a try: there are bytes, or the peer has closed.
+    ///
+    /// # Errors
+    /// The runtime is shutting down.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.poll_read_ready(cx).map_ok(drop)
+    }
+
+    fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut guard = ready!(self.socket.poll_read_ready(cx))?;
+            let wanted = buffer.remaining();
+            match read(self.socket.get_ref(), buffer) {
+                Ok(length) => {
+                    // A short read has emptied the socket, so the next one would only say so.
+                    if length > 0 && length < wanted {
+                        guard.clear_ready();
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// Ready when the peer has sent something, which stays unread, or has closed: `false` for that.
+    pub fn poll_speaks(&self, cx: &mut Context<'_>) -> Poll<bool> {
+        loop {
+            let Ok(mut guard) = ready!(self.socket.poll_read_ready(cx)) else {
+                return Poll::Ready(false);
+            };
+            match rustix::net::recv(self.socket.get_ref(), &mut [0; 1], RecvFlags::PEEK) {
+                Ok((length, _)) => return Poll::Ready(length > 0),
+                Err(rustix::io::Errno::AGAIN) => guard.clear_ready(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_broken) => return Poll::Ready(false),
+            }
+        }
     }
 
     /// Whether the peer opens with HTTP/2 prior knowledge; waits until that can be told.
@@ -101,28 +152,29 @@ impl Stream {
     }
 }
 
-impl AsyncRead for Stream {
+/// Reads what the socket has, and nothing that was given back.
+impl AsyncRead for &Stream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        loop {
-            let mut guard = ready!(self.socket.poll_read_ready(cx))?;
-            let wanted = buf.remaining();
-            match read(self.socket.get_ref(), buf) {
-                Ok(length) => {
-                    // A short read has emptied the socket, so the next one would only say so.
-                    if length > 0 && length < wanted {
-                        guard.clear_ready();
-                    }
-                    return Poll::Ready(Ok(()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Poll::Ready(Err(error)),
-            }
+        self.poll_receive(cx, buf)
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.unread.is_empty() {
+            return self.poll_receive(cx, buf);
         }
+        let length = self.unread.len().min(buf.remaining());
+        buf.put_slice(&self.unread.split_to(length));
+        Poll::Ready(Ok(()))
     }
 }
 

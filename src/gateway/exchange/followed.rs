@@ -58,6 +58,20 @@ impl Followed {
         Self(Some(Box::new(passing)))
     }
 
+    /// Ready when an operator has cut the call: of the answer no more may go to the client.
+    ///
+    /// A server asks while it cannot write, when it polls for no frame.
+    pub(in crate::gateway) fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Some(passing) if !passing.ended => {
+                ready!(passing.until_cut.as_mut().poll(cx));
+                passing.cut();
+                Poll::Ready(())
+            }
+            _ => Poll::Pending,
+        }
+    }
+
     /// Reads to the end what nobody waited for.
     pub(super) async fn drain(mut self, place: Place) {
         if let Some(passing) = self.0.take() {
