@@ -15,7 +15,7 @@ mod panic;
 mod pool;
 mod record;
 mod routes;
-mod smuggling;
+pub(crate) mod smuggling;
 mod stream;
 mod tls;
 mod upstream;

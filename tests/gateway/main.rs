@@ -10,6 +10,7 @@ mod access_log;
 mod audit;
 mod explain;
 mod gateway;
+mod lane;
 mod metrics;
 mod monitoring;
 mod peers;

@@ -3,12 +3,14 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cogni_gateway::app::App;
 use cogni_gateway::audit::verify;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::config::Config;
 use cogni_gateway::observe::access_log::Destination;
+use cogni_gateway::run::Run;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -22,6 +24,7 @@ pub(crate) struct TestApp {
     pub(crate) upstream: provider::Running,
     pub(crate) socket: PathBuf,
     pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) run: Arc<Run>,
     stop: CancellationToken,
     served: JoinHandle<anyhow::Result<()>>,
     audit: Option<PathBuf>,
@@ -42,9 +45,10 @@ impl TestApp {
         let audit = config.audit.path.clone();
         let app = App::build(config).unwrap();
         let (socket, metrics) = (app.socket().unwrap().to_path_buf(), app.metrics_address());
+        let run = app.runs().list().remove(0);
         let stop = CancellationToken::new();
         let served = tokio::spawn(app.serve(stop.clone()));
-        Self { upstream, socket, metrics, stop, served, audit, directory }
+        Self { upstream, socket, metrics, run, stop, served, audit, directory }
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -105,6 +109,9 @@ pub(crate) fn configuration(directory: &Path, upstream: SocketAddr) -> Config {
     config.upstream.api_key = Secret::new("sk-real");
     config.audit.path = Some(directory.join("audit.jsonl"));
     config.access_log = Destination::File(directory.join("access.log"));
+    if let Ok(mode) = std::env::var(LANE) {
+        config.server.lane = serde_json::from_value(mode.into()).unwrap();
+    }
     config
 }
 
@@ -112,3 +119,6 @@ fn records(log: &Path) -> Vec<Value> {
     let text = fs::read_to_string(log).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
+
+/// Names the variable by which the suite is run with the lane and without.
+const LANE: &str = "COGNI_TEST_LANE";

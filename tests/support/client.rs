@@ -120,6 +120,11 @@ impl Client {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
+    /// Whether there is a listener.
+    pub(crate) async fn is_served(&self) -> bool {
+        UnixStream::connect(&self.socket).await.is_ok()
+    }
+
     pub(crate) async fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.socket).await.unwrap()
     }

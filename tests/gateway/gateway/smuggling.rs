@@ -52,7 +52,7 @@ const BODY: &str = r#"{"model":"fake","messages":[]}"#;
 /// What the attacker wants the upstream to see, or an answer to be mixed up by.
 const SECOND: &str = "GET /key/list HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
 
-const AMBIGUOUS: &[(&str, &str)] = &[
+pub(crate) const AMBIGUOUS: &[(&str, &str)] = &[
     ("length and chunks", "content-length: 30\r\ntransfer-encoding: chunked"),
     ("chunks and length", "transfer-encoding: chunked\r\ncontent-length: 30"),
     ("chunks and a short length", "transfer-encoding: chunked\r\ncontent-length: 4"),
@@ -66,7 +66,7 @@ const AMBIGUOUS: &[(&str, &str)] = &[
     ("a coding with a tab", "transfer-encoding:\tchunked\r\ncontent-length: 30"),
 ];
 
-const MALFORMED: &[(&str, &str)] = &[
+pub(crate) const MALFORMED: &[(&str, &str)] = &[
     ("a folded field", "POST /v1/messages HTTP/1.1\r\nhost: x\r\nx: a\r\n b\r\ncontent-length: 30"),
     ("a space before the colon", "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length : 30"),
     ("a field without a colon", "POST /v1/messages HTTP/1.1\r\nhost x"),

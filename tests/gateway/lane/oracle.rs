@@ -1,0 +1,232 @@
+//! The same bytes to a run's socket with the lane and without: the upstream gets the same requests, the client the same
+//! answers, and the same is written down. For the tests and the fuzz target alike.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use cogni_gateway::app::App;
+use cogni_gateway::base::drain::Drain;
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::config::Config;
+use cogni_gateway::gateway::server::LaneMode;
+use cogni_gateway::observe::access_log::Destination;
+use cogni_gateway::provider::{Provider, Script};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
+
+/// What is left of a conversation.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Traces {
+    pub(crate) answers: Vec<String>,
+    pub(crate) upstream: Vec<String>,
+    pub(crate) records: Vec<Value>,
+}
+
+/// Sends the pieces both ways, and compares. Returns what both have left.
+pub(crate) async fn check(pieces: &[&[u8]]) -> Traces {
+    let (lane, hyper) = tokio::join!(
+        Box::pin(converse(LaneMode::On, pieces)),
+        Box::pin(converse(LaneMode::Off, pieces)),
+    );
+    let sent = pieces.iter().map(|piece| piece.escape_ascii().to_string()).collect::<Vec<_>>();
+    assert_eq!(lane, hyper, "the lane's on the left: {sent:#?}");
+    lane
+}
+
+/// Sends the pieces, one after the other, and a last request to a gateway of its own.
+pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
+    let provider = Provider::bind(SocketAddr::from(([127, 0, 0, 1], 0)), Script::default()).await;
+    let provider = provider.expect("a free port");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let config = configure(directory.path(), provider.addr(), mode);
+    let (log, seen) = (config.audit.path.clone().expect("set above"), provider.seen());
+    let app = App::build(config).expect("a good configuration");
+    let socket = app.socket().expect("a run of its own").to_owned();
+    let (stop, tasks) = (CancellationToken::new(), Drain::default());
+    tasks.spawn(provider.serve(stop.clone()));
+    let closing = stop.clone();
+    let served = async {
+        // Nothing is awaited here that the other side does not end.
+        app.serve(closing).await.expect("an orderly end");
+    };
+    let asked = async {
+        let answers = tokio::time::timeout(PATIENCE, ask(&socket, pieces)).await;
+        stop.cancel();
+        answers.expect("the gateway has closed the connection")
+    };
+    let ((), answers) = tokio::join!(Box::pin(served), asked);
+    tasks.finish(Duration::ZERO).await;
+    let seen = seen.requests();
+    let upstream = seen.iter().map(|request| {
+        let mut headers = request.headers.clone();
+        headers.retain(|(name, _)| name != "host");
+        headers.sort();
+        let (method, path, text) = (&request.method, &request.path, &request.text);
+        masked(&format!("{method} {path} {headers:?} {text:?} {:?}", request.body_bytes))
+    });
+    Traces { upstream: upstream.collect(), answers: answers_in(&answers), records: records(&log) }
+}
+
+fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> Config {
+    let mut config = Config::default();
+    "run-1".clone_into(&mut config.identity.run);
+    "acct-1".clone_into(&mut config.identity.account);
+    config.listen.socket_path = directory.join("llm.sock");
+    config.upstream.url = upstream.to_string().parse().expect("an address");
+    config.upstream.api_key = Secret::new("sk-real");
+    config.audit.path = Some(directory.join("audit.jsonl"));
+    config.access_log = Destination::Off;
+    config.budget.max_output_tokens = Some(Tokens(100_000));
+    config.server.lane = mode;
+    config.server.header_timeout = SHORT;
+    config.policy.body_timeout = SHORT;
+    config.upstream.first_byte_timeout = SHORT;
+    config.upstream.idle_timeout = SHORT;
+    config.drain_timeout = Duration::ZERO;
+    config
+}
+
+/// Sends what is to be sent, and returns all that comes back until the gateway closes.
+async fn ask(socket: &Path, pieces: &[&[u8]]) -> Vec<u8> {
+    let stream = UnixStream::connect(socket).await.expect("the gateway listens");
+    let (mut reader, mut writer) = stream.into_split();
+    let mut answers = vec![];
+    let written = async {
+        for piece in pieces.iter().copied().chain([LAST]) {
+            // The gateway may close before it has read everything.
+            let _ = writer.write_all(piece).await;
+            for _ in 0..TURNS {
+                tokio::task::yield_now().await;
+            }
+        }
+        // To keep that half open is to wait for all answers.
+        writer
+    };
+    let _ = tokio::join!(reader.read_to_end(&mut answers), written);
+    answers
+}
+
+/// The answers in what came back, without what differs from one to the next, and whether the last is whole.
+fn answers_in(mut bytes: &[u8]) -> Vec<String> {
+    let mut answers = vec![];
+    while !bytes.is_empty() {
+        let mut fields = [httparse::EMPTY_HEADER; 64];
+        let mut head = httparse::Response::new(&mut fields);
+        let Ok(httparse::Status::Complete(length)) = head.parse(bytes) else {
+            answers.push(format!("no answer: {}", bytes.escape_ascii()));
+            break;
+        };
+        let value = |name| {
+            let field = head.headers.iter().find(|field| field.name == name);
+            field.map(|field| String::from_utf8_lossy(field.value).into_owned())
+        };
+        let (body, rest) = match value("content-length") {
+            Some(told) => {
+                let told: usize = told.parse().expect("a number");
+                let end = bytes.len().min(length + told);
+                (bytes[length..end].to_vec(), &bytes[end..])
+            }
+            None if value("transfer-encoding").is_some() => chunks(&bytes[length..]),
+            None => (vec![], &bytes[length..]),
+        };
+        let mut lines: Vec<_> = head.headers.iter().filter(|field| field.name != "date").collect();
+        lines.sort_by_key(|field| (field.name, field.value));
+        let is_last = head.code.is_some_and(|code| code >= 200);
+        assert_eq!(
+            head.headers.len() - lines.len(),
+            usize::from(is_last),
+            "an answer has one date"
+        );
+        let lines: Vec<_> = lines
+            .iter()
+            .map(|field| format!("{}: {}", field.name, field.value.escape_ascii()))
+            .collect();
+        let body = body.escape_ascii().to_string();
+        answers.push(masked(&format!("{:?} {:?} {lines:?} {body}", head.code, head.reason)));
+        bytes = rest;
+    }
+    answers
+}
+
+/// A chunked body and what comes behind; what is not ended in order is told from what is.
+fn chunks(mut bytes: &[u8]) -> (Vec<u8>, &[u8]) {
+    let mut body = vec![];
+    loop {
+        let Ok(httparse::Status::Complete((at, size))) = httparse::parse_chunk_size(bytes) else {
+            body.extend_from_slice(b"[broken off]");
+            return (body, &[]);
+        };
+        let end = at + usize::try_from(size).expect("a small chunk");
+        let whole = bytes.get(at..end).filter(|_| bytes.get(end..end + 2) == Some(b"\r\n"));
+        let Some(data) = whole else {
+            body.extend_from_slice(b"[broken off]");
+            return (body, &[]);
+        };
+        body.extend_from_slice(data);
+        bytes = &bytes[end + 2..];
+        if size == 0 {
+            return (body, bytes);
+        }
+    }
+}
+
+fn records(log: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(log).expect("the log is there");
+    let records = text.lines().map(|line| serde_json::from_str(&masked(line)).expect("JSON"));
+    let mut records: Vec<Value> =
+        records.filter(|record: &Value| record["event"] != "log.checkpoint").collect();
+    for record in &mut records {
+        let record = record.as_object_mut().expect("an object");
+        record.retain(|name, _| !TIMED.contains(&name.as_str()));
+    }
+    records
+}
+
+/// Without ids and times.
+fn masked(text: &str) -> String {
+    let is_id = |word: &str| {
+        let is_uuid = word.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
+        let last = word.rsplit('-').next().unwrap_or_default();
+        let is_long = last.len() >= 24 || is_uuid;
+        is_long && last.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let is_time = |word: &str| word.len() == 10 && word.bytes().all(|byte| byte.is_ascii_digit());
+    let mut out = String::with_capacity(text.len());
+    for word in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
+        let end = word.trim_end_matches(|c: char| !c.is_ascii_alphanumeric() && c != '-').len();
+        let (word, end) = word.split_at(end);
+        out.push_str(if is_id(word) || is_time(word) { "[]" } else { word });
+        out.push_str(end);
+    }
+    out
+}
+
+/// Asks for the end of the connection, if it is understood.
+const LAST: &[u8] = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+
+/// Fields of records that no two runs share.
+const TIMED: &[&str] = &[
+    "time",
+    "prev",
+    "hash",
+    "public_key",
+    "policy",
+    "frames",
+    "first_byte_ms",
+    "duration_ms",
+    "pid",
+    "cgroup",
+];
+
+/// Turns that the gateway has to read a piece before the next one comes.
+const TURNS: usize = 16;
+
+/// How long what is incomplete is waited for.
+const SHORT: Duration = Duration::from_millis(150);
+
+const PATIENCE: Duration = Duration::from_mins(1);
