@@ -12,8 +12,9 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
+use super::turns::Turn;
 use crate::audit::seal::Seal;
 
 /// The proofs of a service.
@@ -76,7 +77,7 @@ impl<T: Clone> Proofs<T> {
     /// The work has panicked.
     pub(super) async fn make<P: Send + 'static>(
         &self,
-        turn: Option<OwnedSemaphorePermit>,
+        turn: Option<Turn>,
         work: impl FnOnce() -> P + Send + 'static,
     ) -> Result<P, tokio::task::JoinError> {
         let place = Arc::clone(&self.places).acquire_owned().await;
@@ -122,14 +123,17 @@ mod tests {
     use std::fs::{self, File};
     use std::sync::mpsc;
 
+    use futures_util::FutureExt as _;
+
     use super::*;
+    use crate::api::turns::Turns;
 
     /// A client that asks and leaves, again and again, has no more proofs made at the same time than one that waits.
     #[tokio::test]
     async fn a_place_is_taken_until_its_proof_has_ended() {
         let proofs = Arc::new(Proofs::<u32>::new(1));
-        let turns = Arc::new(Semaphore::new(1));
-        let turn = Arc::clone(&turns).acquire_owned().await.ok();
+        let turns = Turns::new(1);
+        let turn = turns.wait("one").await;
         let (begun, has_begun) = tokio::sync::oneshot::channel();
         let (end, may_end) = mpsc::channel::<()>();
         let ours = Arc::clone(&proofs);
@@ -142,7 +146,8 @@ mod tests {
             _ = ours.make(turn, work) => panic!("it cannot end yet"),
             begun = has_begun => begun.unwrap(),
         }
-        assert_eq!((proofs.places.available_permits(), turns.available_permits()), (0, 0));
+        assert_eq!(proofs.places.available_permits(), 0);
+        assert!(turns.wait("one").now_or_never().is_none(), "the grant has its turn back");
         end.send(()).unwrap();
         assert_eq!(proofs.make(None, || 7).await.unwrap(), 7);
     }

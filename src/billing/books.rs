@@ -3,8 +3,8 @@
 //! Facts and notices come in any order, more than once, and from several tasks and processes. Whatever is written is
 //! written in one transaction, and what follows from it with it: the receipt, where the other half is already there.
 
-mod retention;
 mod report;
+mod retention;
 mod row;
 mod schema;
 mod take;
@@ -21,9 +21,9 @@ use super::{Error, Fact, Flag, Notice, Receipt, RunBill, State};
 use crate::base::db::Database;
 use crate::budget::Nanodollars;
 
+pub use report::Refused;
 pub use retention::{Cursor, DayBill, DeletedCalls, MIN_RETENTION, OldRuns};
 pub use schema::SCHEMA;
-pub use report::Refused;
 
 /// Shared by whoever writes or reads them.
 #[derive(Clone, Debug)]

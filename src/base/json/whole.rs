@@ -161,7 +161,7 @@ impl<W: Watch> Pass<'_, W> {
             b'n' => Kind::Null,
             _ => Kind::Number,
         };
-        let is_wanted = self.watch.value(self.depth, kind);
+        let is_wanted = self.watch.value(self.depth, kind, self.at as u64);
         match self.depth {
             1 => self.member.begin(self.at as u64, kind),
             2 if kind.is_entry() => self.member.entries = self.member.entries.saturating_add(1),
@@ -296,8 +296,8 @@ mod tests {
             self.0.push(format!("{depth} {}", key.escape_ascii()));
         }
 
-        fn value(&mut self, depth: usize, kind: Kind) -> bool {
-            self.0.push(format!("{depth} {kind:?}"));
+        fn value(&mut self, depth: usize, kind: Kind, at: u64) -> bool {
+            self.0.push(format!("{depth} {kind:?} {at}"));
             kind == Kind::String && !self.0.len().is_multiple_of(3)
         }
 
@@ -312,10 +312,10 @@ mod tests {
 
     fn check(body: &[u8]) -> bool {
         let mut scanner = Scanner::watched(Limits::default(), Notes::default());
-        let scanned = scanner.feed(body).and_then(|()| scanner.finish_watched());
+        let fed = scanner.feed(body).and_then(|()| scanner.finish_watched());
         let whole = read_whole(Limits::default(), body, Notes::default());
         if let Some(whole) = &whole {
-            assert_eq!(scanned.as_ref(), Ok(whole), "{}", body.escape_ascii());
+            assert_eq!(fed.as_ref(), Ok(whole), "{}", body.escape_ascii());
         }
         whole.is_some()
     }

@@ -314,6 +314,3 @@ const MAX_CONFLICTS: i64 = 16;
 
 /// Says whose books these are.
 pub(super) const DEPLOYMENT: &str = "SELECT id FROM billing_deployment";
-
-/// Contradictions that are kept of one call. Ours: two say that somebody has to look; more say nothing more.
-const MAX_CONFLICTS: u32 = 16;

@@ -117,7 +117,7 @@ mod tests {
     use crate::base::rope::Rope;
 
     fn pdf(kids: usize, more: &str) -> String {
-        let list: String = (0..kids).map(|kid| format!("{} 0 R ", kid + 3)).collect();
+        let list: String = (0..kids).map(|kid| (kid + 3).to_string() + " 0 R ").collect();
         let page =
             |kid: usize| format!("{} 0 obj\n<< /Type /Page /Parent 2 0 R >>\nendobj\n", kid + 3);
         let pages: String = (0..kids).map(page).collect();

@@ -234,8 +234,8 @@ mod tests {
         .concat()
     }
 
-    fn webp(kind: &[u8; 4], rest: &[u8]) -> Vec<u8> {
-        [b"RIFF\x64\0\0\0WEBP".as_slice(), kind, &[0; 4], rest].concat()
+    fn webp(kind: [u8; 4], rest: &[u8]) -> Vec<u8> {
+        [b"RIFF\x64\0\0\0WEBP".as_slice(), &kind, &[0; 4], rest].concat()
     }
 
     fn webps(width: u32, height: u32) -> [Vec<u8>; 3] {
@@ -243,9 +243,9 @@ mod tests {
         let two = |side: u32| side.to_le_bytes()[..2].to_vec();
         let bits = (width - 1) | (height - 1) << 14;
         [
-            webp(b"VP8X", &[&[0; 4], &*three(width), &three(height)].concat()),
-            webp(b"VP8L", &[&[0x2f][..], &bits.to_le_bytes()].concat()),
-            webp(b"VP8 ", &[&[0, 0, 0, 0x9d, 0x01, 0x2a][..], &two(width), &two(height)].concat()),
+            webp(*b"VP8X", &[&[0; 4], &*three(width), &three(height)].concat()),
+            webp(*b"VP8L", &[&[0x2f][..], &bits.to_le_bytes()].concat()),
+            webp(*b"VP8 ", &[&[0, 0, 0, 0x9d, 0x01, 0x2a][..], &two(width), &two(height)].concat()),
         ]
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let late = jpeg(100, 100, &segment(0xda, &[]));
         let short = jpeg(100, 100, &[0xff, 0xe0, 0, 1]);
         let broken = jpeg(100, 100, &[&*segment(0xe0, &[1]), &[0]].concat());
-        for odd in [late, short, broken, b"%PDF-1.7".to_vec(), webp(b"ANIM", &[0; 20]), vec![]] {
+        for odd in [late, short, broken, b"%PDF-1.7".to_vec(), webp(*b"ANIM", &[0; 20]), vec![]] {
             assert_eq!(of(&odd), None, "{odd:?}");
         }
         // The picture does not fit on its screen.

@@ -167,7 +167,7 @@ fn sign(chain: &mut Chain, log: &mut Vec<u8>) {
     let key = SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
     let text = format!("cogni-gateway audit checkpoint v1 {}", chain.prev());
     let signature = key.sign_text(text.as_bytes());
-    let signature = signature.iter().map(|byte| format!("{byte:02x}")).collect();
+    let signature = signature.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
     append(chain, log, &Checkpoint { signature, public_key: key.public().to_string() });
 }
 

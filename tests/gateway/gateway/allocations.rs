@@ -49,21 +49,20 @@ fn counted(work: impl Fn(&mut Client) + Send + 'static) -> u64 {
         App::build(limited(directory.path(), provider(was_read))).unwrap()
     };
     let socket = app.socket().unwrap().to_path_buf();
-    let (begin, begun) = mpsc::channel::<oneshot::Sender<()>>();
+    let (rounds, asked) = mpsc::channel::<oneshot::Sender<()>>();
     thread::spawn(move || {
         let mut client =
             Client { socket: BufReader::new(UnixStream::connect(socket).unwrap()), read };
-        while let Ok(done) = begun.recv() {
+        while let Ok(done) = asked.recv() {
             work(&mut client);
             done.send(()).unwrap();
         }
     });
     let stop = CancellationToken::new();
-    #[expect(clippy::disallowed_methods, reason = "the test waits for it")]
     let served = runtime.spawn(app.serve(stop.clone()));
     let round = || {
         let (done, is_done) = oneshot::channel();
-        begin.send(done).unwrap();
+        rounds.send(done).unwrap();
         runtime.block_on(is_done).unwrap();
     };
     round();
@@ -102,7 +101,8 @@ impl Client {
             body.len()
         );
         self.socket.get_mut().write_all(request.as_bytes()).unwrap();
-        if let Some(length) = read_head(&mut self.socket).unwrap() {
+        let length = read_head(&mut self.socket).unwrap();
+        if length > 0 {
             self.socket.read_exact(&mut vec![0; length]).unwrap();
             return;
         }
@@ -122,7 +122,7 @@ fn provider(was_read: Receiver<()>) -> SocketAddr {
         for socket in listener.incoming() {
             let mut socket = BufReader::new(socket.unwrap());
             socket.get_ref().set_nodelay(true).unwrap();
-            while let Some(Some(length)) = read_head(&mut socket) {
+            while let Some(length) = read_head(&mut socket) {
                 let mut body = vec![0; length];
                 socket.read_exact(&mut body).unwrap();
                 let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
@@ -157,9 +157,10 @@ fn answer(socket: &mut impl Write, frames: u64, was_read: &Receiver<()>) {
     write!(socket, "{:x}\r\n{usage}\r\n0\r\n\r\n", usage.len()).unwrap();
 }
 
-/// Reads a head up to its empty line: the body's length, where it has one. `None` where the peer has left.
-fn read_head(socket: &mut impl BufRead) -> Option<Option<usize>> {
-    let mut length = None;
+/// Reads a head up to its empty line, and returns the length that it gives to the body, 0 where it gives none. `None` where the peer
+/// has left.
+fn read_head(socket: &mut impl BufRead) -> Option<usize> {
+    let mut length = 0;
     loop {
         let mut line = String::new();
         if socket.read_line(&mut line).ok()? == 0 {
@@ -169,8 +170,9 @@ fn read_head(socket: &mut impl BufRead) -> Option<Option<usize>> {
         if line.is_empty() {
             return Some(length);
         }
-        length =
-            length.or(line.strip_prefix("content-length: ").map(|length| length.parse().unwrap()));
+        if let Some(given) = line.strip_prefix("content-length: ") {
+            length = given.parse().unwrap();
+        }
     }
 }
 
