@@ -28,7 +28,8 @@ pub struct Limits {
     pub max_concurrent: Option<u32>,
     pub requests_per_minute: Option<u32>,
     pub tokens_per_minute: Option<u32>,
-    /// Calls that cost no tokens, such as `count_tokens`; [`FREE_CALLS_PER_MINUTE`] where nothing is said.
+    /// Calls that cost no tokens and no turn that is limited, such as `count_tokens` and what the upstream refuses;
+    /// [`FREE_CALLS_PER_MINUTE`] where nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_calls_per_minute: Option<u32>,
     /// Time from the start of the run to its end.
@@ -120,8 +121,6 @@ struct State {
     reserved: Amount,
     open_calls: u32,
     is_denied: bool,
-    /// The last call that was closed never reached the upstream.
-    is_undelivered: bool,
 }
 
 /// What earlier processes of a run have left behind.
@@ -137,12 +136,15 @@ pub struct Past {
 pub struct Entry {
     /// `None` once the place belongs to a reservation.
     ledger: Option<Arc<Ledger>>,
+    kind: CallKind,
 }
 
 /// What a call may spend. Dropped unsettled, it is charged in full.
 #[derive(Debug)]
 pub struct Reservation {
     ledger: Arc<Ledger>,
+    kind: CallKind,
+    begun: Instant,
     granted: Amount,
     output_limit: Option<Tokens>,
     price: Option<Arc<Price>>,
@@ -195,19 +197,11 @@ impl Limits {
 
 impl Ledger {
     pub fn new(limits: Limits, past: Past) -> Self {
-        let rates = Rates::new(&limits);
         let Past { spent, age } = past;
         let now = Instant::now();
+        let rates = Rates::new(&limits, now);
         let reserved = Amount::default();
-        let state = State {
-            limits,
-            rates,
-            spent,
-            reserved,
-            open_calls: 0,
-            is_denied: false,
-            is_undelivered: false,
-        };
+        let state = State { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
         Self {
             started: now.checked_sub(age).unwrap_or(now),
             exhausted: CancellationToken::new(),
@@ -243,7 +237,7 @@ impl Ledger {
             return Err(refusal);
         }
         drop(state);
-        Ok(Entry { ledger: Some(Arc::clone(self)) })
+        Ok(Entry { ledger: Some(Arc::clone(self)), kind })
     }
 
     fn try_enter(&self, state: &mut State, kind: CallKind, least: &Ask) -> Result<(), Refusal> {
@@ -253,8 +247,7 @@ impl Ledger {
         {
             return Err(Refusal::Concurrency { limit });
         }
-        // The call after one that was not delivered is likely to fare like it.
-        state.rates.enter(kind == CallKind::Free || state.is_undelivered)?;
+        state.rates.enter(kind == CallKind::Free, Instant::now())?;
         state.open_calls += 1;
         Ok(())
     }
@@ -301,7 +294,7 @@ impl Ledger {
     /// Changes the limits. What is spent stays spent, and calls still open keep what they have.
     pub fn change(&self, limits: Limits) {
         let mut state = self.state();
-        state.rates.change(&limits);
+        state.rates.change(&limits, Instant::now());
         state.limits = limits;
     }
 
@@ -367,12 +360,16 @@ impl Ledger {
         }
     }
 
-    fn close(&self, granted: Amount, charge: Amount, is_delivered: bool) {
-        let mut state = self.state();
-        state.is_undelivered = !is_delivered;
+    fn close(&self, reservation: &Reservation, charge: Amount) {
+        let Reservation { kind, begun, granted, .. } = *reservation;
+        let (mut state, now) = (self.state(), Instant::now());
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
-        state.rates.settle(granted.input, charge.total());
+        let age = now.saturating_duration_since(begun);
+        state.rates.settle(granted.total(), charge.total(), age, now);
+        if kind != CallKind::Free && state.is_free(charge) {
+            state.rates.settle_uncharged(now);
+        }
         self.leave(state);
     }
 
@@ -438,6 +435,12 @@ impl State {
         granted.is_err()
     }
 
+    /// Whether a charge leaves all that is limited as it was. A turn bounds nothing where turns have no limit.
+    fn is_free(&self, charge: Amount) -> bool {
+        let counts_turn = charge.turns > 0 && self.limits.max_turns.is_some();
+        charge.total().is_zero() && charge.cost.is_zero() && !counts_turn
+    }
+
     fn check_turns(&self, turns: u64) -> Result<(), Refusal> {
         let Some(limit) = self.limits.max_turns.filter(|_| turns > 0) else { return Ok(()) };
         // A turn held by an open call comes back only if that call is never delivered: not worth a wait.
@@ -499,19 +502,21 @@ impl Entry {
     /// # Errors
     /// The limit that stands in the way; what is spent for good comes before what only needs time.
     pub fn reserve(mut self, ask: &Ask) -> Result<Reservation, Refusal> {
-        let reserved = self.try_reserve(ask);
+        let begun = Instant::now();
+        let reserved = self.try_reserve(ask, begun);
         // After an error the place is given back only when `self` is dropped.
         let (granted, output_limit) = reserved?;
         let ledger = self.ledger.take().expect("a place is there until it is used");
-        Ok(Reservation { ledger, granted, output_limit, price: ask.price.clone(), open: true })
+        let (kind, price) = (self.kind, ask.price.clone());
+        Ok(Reservation { ledger, kind, begun, granted, output_limit, price, open: true })
     }
 
-    fn try_reserve(&self, ask: &Ask) -> Result<(Amount, Option<Tokens>), Refusal> {
+    fn try_reserve(&self, ask: &Ask, now: Instant) -> Result<(Amount, Option<Tokens>), Refusal> {
         let ledger = self.ledger.as_ref().expect("a place is there until it is used");
         let mut state = ledger.state();
         let reserved = ledger.check_deadline(&state.limits).and_then(|()| {
             let (granted, output_limit) = state.grant(ask)?;
-            state.rates.admit(granted.input)?;
+            state.rates.reserve(granted.total(), now)?;
             state.reserved = state.reserved + granted;
             Ok((granted, output_limit))
         });
@@ -548,21 +553,21 @@ impl Reservation {
         let charge =
             Amount { turns: self.granted.turns, input: usage.input, output: usage.output, cost };
         self.open = false;
-        self.ledger.close(self.granted, charge, true);
+        self.ledger.close(&self, charge);
         charge
     }
 
     /// Gives everything back: it is proved that nothing was delivered upstream.
     pub fn release(mut self) {
         self.open = false;
-        self.ledger.close(self.granted, Amount::default(), false);
+        self.ledger.close(&self, Amount::default());
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.open {
-            self.ledger.close(self.granted, self.granted, true);
+            self.ledger.close(self, self.granted);
         }
     }
 }
@@ -583,7 +588,7 @@ enum Kind {
     Total,
 }
 
-/// Calls a minute that cost no tokens. Ours: ten a second are more than an agent counts tokens, and in the
+/// Calls a minute that cost nothing. Ours: ten a second are more than an agent counts tokens, and in the
 /// audit log less than 10 KB a second.
 pub const FREE_CALLS_PER_MINUTE: u32 = 600;
 

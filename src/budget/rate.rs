@@ -1,10 +1,13 @@
-//! Requests and tokens per minute.
+//! Requests, tokens and calls without a charge per minute: token buckets that hold one minute's worth.
+//!
+//! A bucket remembers what was taken and has not come back with time. Its limit may change meanwhile, and a debt stays
+//! until time has paid it off.
+//!
+//! **Invariant:** what the calls of any minute use is within twice the limit, but for one call that alone asks for
+//! more than a minute's worth, and for what a call uses beyond its reservation.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
-
-use governor::clock::{Clock, DefaultClock};
-use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use std::time::{Duration, Instant};
 
 use super::ledger::{FREE_CALLS_PER_MINUTE, Limits, Refusal};
 use super::usage::Tokens;
@@ -12,85 +15,228 @@ use super::usage::Tokens;
 /// The rate limits of a run. The caller keeps them under a lock.
 #[derive(Debug)]
 pub(super) struct Rates {
-    requests: Option<Rate>,
-    tokens: Option<Rate>,
-    /// Calls that cost no tokens.
-    free: Option<Rate>,
-    /// Tokens that calls used beyond their estimated input; the next calls pay them off.
-    debt: u64,
+    requests: Rate,
+    tokens: Rate,
+    /// Calls that are free by their route.
+    free: Rate,
+    /// Calls of other routes whose settlement charged nothing that is limited. Apart from `free`, so that a client that
+    /// counts tokens too often can still ask its model.
+    uncharged: Rate,
 }
 
 #[derive(Debug)]
 struct Rate {
-    limit: NonZeroU32,
-    limiter: DefaultDirectRateLimiter,
+    /// `None` is no limit: nothing is counted.
+    limit: Option<NonZeroU32>,
+    /// Parts that were taken and have not come back; a unit has [`PARTS`] of them.
+    taken: u128,
+    /// When `taken` was brought up to date.
+    updated: Instant,
 }
 
 impl Rates {
-    pub(super) fn new(limits: &Limits) -> Self {
-        let [requests, tokens, free] = per_minute(limits).map(Rate::new);
-        Self { requests, tokens, free, debt: 0 }
+    pub(super) fn new(limits: &Limits, now: Instant) -> Self {
+        let [requests, tokens, free, uncharged] =
+            per_minute(limits).map(|limit| Rate { limit, taken: 0, updated: now });
+        Self { requests, tokens, free, uncharged }
     }
 
-    /// A limit that stays the same keeps its place in the minute.
-    pub(super) fn change(&mut self, limits: &Limits) {
-        let rates = [&mut self.requests, &mut self.tokens, &mut self.free];
+    /// Changes the limits. What was taken stays taken.
+    pub(super) fn change(&mut self, limits: &Limits, now: Instant) {
+        let Self { requests, tokens, free, uncharged } = self;
+        let rates = [requests, tokens, free, uncharged];
         for (rate, limit) in rates.into_iter().zip(per_minute(limits)) {
-            if rate.as_ref().map(|rate| rate.limit.get()) != limit {
-                *rate = Rate::new(limit);
-            }
+            rate.update(now);
+            rate.limit = limit;
         }
     }
 
-    /// Takes one request out of the minute, or says how long to wait.
+    /// Takes one request out of the minute, or says how long to wait. A call that is free by its route takes its place
+    /// among those, too; any other call may turn out to be uncharged, and only looks whether there is a place for that.
     ///
-    /// What is taken cannot be put back. Therefore the requests come before the tokens: a client that
-    /// hammers at one limit must not use up a minute of tokens with calls that are never made.
-    pub(super) fn enter(&mut self, is_free: bool) -> Result<(), Refusal> {
-        if let Some(rate) = self.free.as_ref().filter(|_| is_free) {
-            rate.take("calls without a charge", 1)?;
+    /// The requests come before the tokens: a client that hammers at one limit must not use up a minute of tokens with
+    /// calls that are never made.
+    pub(super) fn enter(&mut self, is_free: bool, now: Instant) -> Result<(), Refusal> {
+        let unpaid = if is_free { &mut self.free } else { &mut self.uncharged };
+        unpaid.check("calls without a charge", 1, now)?;
+        self.requests.check("requests", 1, now)?;
+        self.requests.charge(1, now);
+        if is_free {
+            self.free.charge(1, now);
         }
-        self.requests.as_ref().map_or(Ok(()), |rate| rate.take("requests", 1))
-    }
-
-    /// Takes the input of a call out of the minute, or says how long to wait. The output becomes a debt when
-    /// the call is settled, because it is not known before.
-    pub(super) fn admit(&mut self, input: Tokens) -> Result<(), Refusal> {
-        let Some(rate) = &self.tokens else { return Ok(()) };
-        let owed = input.0.saturating_add(self.debt);
-        rate.take("tokens", owed)?;
-        self.debt = owed.saturating_sub(rate.limit.get().into());
         Ok(())
     }
 
-    pub(super) fn settle(&mut self, taken: Tokens, used: Tokens) {
-        if self.tokens.is_some() {
-            self.debt = self.debt.saturating_add(used.saturating_sub(taken).0);
+    /// Takes all tokens that a call may use out of the minute, or says how long to wait.
+    pub(super) fn reserve(&mut self, tokens: Tokens, now: Instant) -> Result<(), Refusal> {
+        if tokens.is_zero() {
+            return Ok(());
         }
+        self.tokens.check("tokens", tokens.0, now)?;
+        self.tokens.charge(tokens.0, now);
+        Ok(())
+    }
+
+    /// Charges the tokens that a call used, of which `reserved` were taken `age` ago.
+    pub(super) fn settle(&mut self, reserved: Tokens, used: Tokens, age: Duration, now: Instant) {
+        self.tokens.charge(used.saturating_sub(reserved).0, now);
+        self.tokens.give_back(reserved.saturating_sub(used).0, age, now);
+    }
+
+    /// Counts a call that might have had a charge, and had none.
+    pub(super) fn settle_uncharged(&mut self, now: Instant) {
+        self.uncharged.charge(1, now);
     }
 }
 
 impl Rate {
-    fn new(limit: Option<u32>) -> Option<Self> {
-        let limit = NonZeroU32::new(limit?)?;
-        Some(Self { limit, limiter: RateLimiter::direct(Quota::per_minute(limit)) })
+    /// Whether `count` may be taken. More than a whole minute's worth can never be had at once: it waits for a whole
+    /// minute, and is paid off in the minutes that follow.
+    fn check(&mut self, kind: &'static str, count: u64, now: Instant) -> Result<(), Refusal> {
+        self.update(now);
+        let Some(limit) = self.limit else { return Ok(()) };
+        let (limit, capacity) = (limit.get(), parts(limit.get().into()));
+        let missing = (self.taken + parts(count).min(capacity))
+            .saturating_sub(capacity)
+            .div_ceil(limit.into());
+        if missing == 0 {
+            return Ok(());
+        }
+        let retry_after = Duration::from_nanos(u64::try_from(missing).unwrap_or(u64::MAX));
+        Err(Refusal::Rate { kind, limit, retry_after })
     }
 
-    fn take(&self, kind: &'static str, wanted: u64) -> Result<(), Refusal> {
-        // More than a whole minute's worth can never be had at once; it takes the whole minute.
-        let capped = u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, self.limit.get());
-        let wanted = NonZeroU32::new(capped).unwrap_or(NonZeroU32::MIN);
-        let retry_after = match self.limiter.check_n(wanted) {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(not_until)) => not_until.wait_time_from(DefaultClock::default().now()),
-            Err(_beyond_capacity) => Duration::from_mins(1),
-        };
-        Err(Refusal::Rate { kind, limit: self.limit.get(), retry_after })
+    fn charge(&mut self, count: u64, now: Instant) {
+        self.update(now);
+        if self.limit.is_some() {
+            self.taken = self.taken.saturating_add(parts(count)).min(parts(u64::MAX));
+        }
+    }
+
+    /// Gives back what was taken `age` ago, less what has come back with time since: that is there already.
+    fn give_back(&mut self, count: u64, age: Duration, now: Instant) {
+        self.update(now);
+        let unused = parts(count).saturating_sub(self.refilled(age));
+        self.taken = self.taken.saturating_sub(unused);
+    }
+
+    fn update(&mut self, now: Instant) {
+        let refilled = self.refilled(now.saturating_duration_since(self.updated));
+        self.taken = self.taken.saturating_sub(refilled);
+        // Threads read the clock before they have the lock: no time may count twice.
+        self.updated = self.updated.max(now);
+    }
+
+    /// Parts that come back in some time.
+    fn refilled(&self, time: Duration) -> u128 {
+        self.limit.map_or(u128::MAX, |limit| time.as_nanos().saturating_mul(limit.get().into()))
     }
 }
 
-/// The limits of requests, of tokens and of calls that cost no tokens.
-fn per_minute(limits: &Limits) -> [Option<u32>; 3] {
+/// The limits of requests, of tokens, and of the two kinds of calls without a charge.
+fn per_minute(limits: &Limits) -> [Option<NonZeroU32>; 4] {
     let free = limits.free_calls_per_minute.or(Some(FREE_CALLS_PER_MINUTE));
-    [limits.requests_per_minute, limits.tokens_per_minute, free]
+    [limits.requests_per_minute, limits.tokens_per_minute, free, free]
+        .map(|limit| NonZeroU32::new(limit?))
+}
+
+fn parts(count: u64) -> u128 {
+    u128::from(count) * PARTS
+}
+
+/// A limit's worth of parts comes back in each nanosecond: a unit is as many as there are nanoseconds in a minute.
+const PARTS: u128 = 60_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A call of a history: what it used in the end, or may still use.
+    struct Call {
+        begun: Instant,
+        reserved: u64,
+        used: u64,
+        is_open: bool,
+    }
+
+    fn rates(limit: u32, now: Instant) -> Rates {
+        Rates::new(&Limits { tokens_per_minute: Some(limit), ..Limits::default() }, now)
+    }
+
+    /// G9: a debt is paid off by time alone, and by all of the time that it takes.
+    #[test]
+    fn a_call_beyond_a_minutes_worth_is_paid_off_by_time() {
+        let begun = Instant::now();
+        let mut rates = rates(1000, begun);
+        rates.reserve(Tokens(8000), begun).unwrap();
+        let later = |seconds| begun + Duration::from_secs(seconds);
+        for seconds in [1, 61, 122, 419] {
+            rates.reserve(Tokens(1), later(seconds)).unwrap_err();
+        }
+        rates.settle(Tokens(8000), Tokens(5000), Duration::from_secs(1), later(420));
+        rates.reserve(Tokens(1000), later(480)).unwrap();
+        let refusal = rates.reserve(Tokens(1), later(480)).unwrap_err();
+        let retry_after = Duration::from_millis(60);
+        assert_eq!(refusal, Refusal::Rate { kind: "tokens", limit: 1000, retry_after });
+    }
+
+    /// G9: of two threads, the one that read the clock first may come second.
+    #[test]
+    fn a_clock_that_was_read_early_brings_nothing_back() {
+        let begun = Instant::now();
+        let mut rates = rates(1000, begun);
+        rates.reserve(Tokens(1000), begun).unwrap();
+        let minute = begun + Duration::from_mins(1);
+        rates.reserve(Tokens(1000), minute).unwrap();
+        rates.reserve(Tokens(1), begun).unwrap_err();
+        rates.reserve(Tokens(1), minute).unwrap_err();
+    }
+
+    #[test]
+    fn what_is_taken_stays_taken_when_the_limit_changes() {
+        let now = Instant::now();
+        let mut rates = rates(1000, now);
+        rates.reserve(Tokens(1000), now).unwrap();
+        rates.change(&Limits { tokens_per_minute: Some(1500), ..Limits::default() }, now);
+        rates.reserve(Tokens(501), now).unwrap_err();
+        rates.reserve(Tokens(500), now).unwrap();
+    }
+
+    proptest! {
+        /// G9: whatever calls begin, use of their reservation, and end when: those that begin within a minute use no
+        /// more than the minute's limit and one burst of it.
+        #[test]
+        fn a_minute_has_no_more_than_its_limit_and_one_burst(
+            steps in vec((0_u64..30_000, 1_u64..=1000, 0_u64..=100, any::<prop::sample::Index>()), 1..120),
+        ) {
+            let start = Instant::now();
+            let (mut now, mut rates) = (start, rates(1000, start));
+            let mut calls: Vec<Call> = vec![];
+            for (pause, tokens, percent, which) in steps {
+                now += Duration::from_millis(pause * u64::from(percent % 3 == 0));
+                if percent % 2 == 0 || calls.is_empty() {
+                    if rates.reserve(Tokens(tokens), now).is_ok() {
+                        calls.push(Call { begun: now, reserved: tokens, used: tokens, is_open: true });
+                    }
+                    continue;
+                }
+                let call = which.get(&calls);
+                if call.is_open {
+                    let used = call.reserved * percent / 100;
+                    rates.settle(Tokens(call.reserved), Tokens(used), now - call.begun, now);
+                    let at = which.index(calls.len());
+                    calls[at] = Call { used, is_open: false, ..calls[at] };
+                }
+            }
+            for first in &calls {
+                let minute = first.begun..=first.begun + Duration::from_mins(1);
+                let used: u64 =
+                    calls.iter().filter(|call| minute.contains(&call.begun)).map(|call| call.used).sum();
+                prop_assert!(used <= 2000, "{used}");
+            }
+        }
+    }
 }

@@ -172,6 +172,24 @@ fn a_refused_call_takes_no_tokens_of_the_minute() {
     }
 }
 
+/// G9: calls that begin at the same time have no more than the minute's tokens, and what they do not use is free again.
+#[test]
+fn calls_that_begin_together_share_the_tokens_of_the_minute() {
+    let limits = Limits { tokens_per_minute: Some(1000), ..Limits::default() };
+    let minute = ledger(&limits);
+    let large = Ask { input: Tokens(20), ..turn(8000) };
+    let only = minute.reserve(&large).unwrap();
+    for _ in 0..200 {
+        let refusal = minute.reserve(&large).unwrap_err();
+        assert!(matches!(refusal, Refusal::Rate { kind: "tokens", .. }), "{refusal}");
+    }
+    only.release();
+    let _ =
+        minute.reserve(&large).unwrap().settle(&Usage { output: Tokens(5000), ..Usage::default() });
+    let Refusal::Rate { retry_after, .. } = minute.reserve(&turn(1)).unwrap_err() else { panic!() };
+    assert!(retry_after > Duration::from_secs(235), "{retry_after:?}");
+}
+
 /// G9: tokens used beyond a reservation are paid off by the calls that follow, also by refused ones.
 #[test]
 fn a_debt_of_tokens_is_kept_until_it_is_paid() {
@@ -180,7 +198,7 @@ fn a_debt_of_tokens_is_kept_until_it_is_paid() {
     let overrun = Usage { output: Tokens(810), ..Usage::default() };
     let reads = |input: u64| Ask { input: Tokens(input), ..turn(10) };
     let _ = ledger.reserve(&reads(10)).unwrap().settle(&overrun);
-    // 990 are left of the minute and 800 are owed.
+    // 190 are left of the minute.
     for _ in 0..3 {
         let refusal = ledger.reserve(&reads(500)).unwrap_err();
         assert!(matches!(refusal, Refusal::Rate { kind: "tokens", .. }), "{refusal}");
@@ -233,7 +251,7 @@ fn ledger(limits: &Limits) -> Arc<Ledger> {
     Arc::new(Ledger::new(limits.clone(), Past::default()))
 }
 
-/// G15: calls that cost nothing have a rate; and so have turns, for as long as none of them is delivered.
+/// G15: calls that cost nothing have a rate, whatever their route, and those that cost something are not counted.
 #[test]
 fn calls_without_a_charge_have_a_rate() {
     let limits = Limits { free_calls_per_minute: Some(3), ..Limits::default() };
@@ -245,11 +263,34 @@ fn calls_without_a_charge_have_a_rate() {
     assert!(matches!(refusal, Refusal::Rate { limit: 3, .. }), "{refusal}");
     drop(counts.enter(CallKind::Turn, true).unwrap());
 
-    let turns = ledger(&limits);
-    for _ in 0..4 {
-        turns.reserve(&turn(1)).unwrap().release();
+    let turns_limited = Limits { max_turns: Some(100), ..limits.clone() };
+    let free = Usage::default();
+    let paid = Usage { input: Tokens(1), ..Usage::default() };
+    let embedding = Ask { is_turn: false, input: Tokens(5), ..turn(0) };
+    for (limits, ask, usage, is_delivered, is_free) in [
+        (&limits, turn(1), free, false, true),
+        (&limits, turn(1), free, true, true),
+        (&limits, turn(1), paid, true, false),
+        (&limits, embedding.clone(), free, true, true),
+        (&limits, embedding.clone(), paid, true, false),
+        (&turns_limited, turn(1), free, false, true),
+        (&turns_limited, turn(1), free, true, false),
+        (&turns_limited, embedding, free, true, true),
+    ] {
+        let (counts, mut let_in) = (ledger(limits), 0);
+        while let_in < 50
+            && let Ok(reservation) = counts.reserve(&ask)
+        {
+            let_in += 1;
+            if is_delivered {
+                let _ = reservation.settle(&usage);
+            } else {
+                reservation.release();
+            }
+        }
+        let expected = if is_free { 3 } else { 50 };
+        assert_eq!(let_in, expected, "{ask:?} {usage:?} delivered: {is_delivered}");
     }
-    turns.reserve(&turn(1)).unwrap_err();
     let default = ledger(&Limits::default());
     let let_in = (0..10_000).filter(|_| default.enter(CallKind::Free, true).is_ok()).count();
     assert!((600..610).contains(&let_in), "{let_in}");
