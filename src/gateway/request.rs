@@ -1,6 +1,7 @@
 //! Admission of a request's head: pure, so that what is explained is what is done.
 
-use http::{HeaderMap, Method, Request, Version, header};
+use http::uri::{Authority, Scheme};
+use http::{HeaderMap, Method, Request, Uri, Version, header};
 
 use super::policy::Config;
 use super::receive;
@@ -12,9 +13,9 @@ use crate::protocol::Route;
 /// # Errors
 /// The request is for nothing that is served, or in a form that could be read in two ways.
 pub fn route<B>(request: &Request<B>) -> Result<Route, Rejection> {
-    // Absolute form and CONNECT name a host; ours comes from configuration. HTTP/2 always names one.
-    let names_host = request.uri().authority().is_some() && request.version() != Version::HTTP_2;
-    if names_host || is_upgrade(request.headers()) {
+    // HTTP/2 always names a host; the upstream's comes from configuration all the same.
+    let is_for_us = request.version() == Version::HTTP_2 || names_us(request.uri());
+    if !is_for_us || asks_for_upgrade(request.headers()) {
         return Err(Rejection::NotServed);
     }
     Route::find(request.method(), request.uri().path()).ok_or(Rejection::NotServed)
@@ -41,8 +42,25 @@ pub fn check_head<B>(request: &Request<B>, policy: &Config) -> Result<(), Reject
     Ok(())
 }
 
-fn is_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(header::UPGRADE)
+/// Whether a target is a path alone, or an absolute URL of this machine: a client takes us for the proxy of the URL it was
+/// given, which is ours. `CONNECT` has an authority and no scheme.
+fn names_us(target: &Uri) -> bool {
+    let Some(authority) = target.authority() else { return true };
+    target.scheme() == Some(&Scheme::HTTP) && is_own(authority)
+}
+
+fn is_own(authority: &Authority) -> bool {
+    let host = authority.host();
+    let has_user = authority.as_str().contains('@');
+    !has_user && OWN_HOSTS.iter().any(|own| host.eq_ignore_ascii_case(own))
+}
+
+/// Whether a client asks for another protocol. It only offers `h2c`, as Java's client does in each of its first requests:
+/// such an offer is ignored (RFC 9110, section 7.8), and none of its headers goes upstream.
+fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::UPGRADE).iter();
+    let mut protocols = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    protocols.any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }
 
 /// `application/json`, with or without parameters.
@@ -50,3 +68,6 @@ pub(super) fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }
+
+/// Hosts in a target that are this machine, at any port: a sandbox's port is not the one that we listen at.
+const OWN_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];

@@ -90,10 +90,47 @@ async fn a_path_that_is_not_a_route_byte_for_byte_is_not_found() {
 #[tokio::test]
 async fn an_upgrade_is_not_found() {
     let app = TestApp::start().await;
-    let upgrade = "host: localhost\r\nconnection: upgrade, close\r\nupgrade: h2c";
-    let answer = app.client().raw(&request("POST", "/v1/messages", upgrade)).await;
-    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+    for protocols in ["websocket", "h2c, websocket", "h2c\r\nupgrade: websocket", "h2", ""] {
+        let upgrade =
+            format!("host: localhost\r\nconnection: upgrade, close\r\nupgrade: {protocols}");
+        let answer = app.client().raw(&request("POST", "/v1/messages", &upgrade)).await;
+        assert!(answer.starts_with("HTTP/1.1 404 "), "{protocols}: {answer}");
+    }
     assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+}
+
+/// G3: Java's client offers h2c with each of its first requests; it is served as if it had not.
+#[tokio::test]
+async fn an_offer_of_h2c_is_ignored() {
+    let app = TestApp::start().await;
+    let offer = "connection: Upgrade, HTTP2-Settings, close\r\nhost: localhost:8080\r\n\
+                 http2-settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA\r\n\
+                 upgrade: h2c\r\nuser-agent: Java-http-client/21";
+    for (method, path) in [("POST", "/v1/messages"), ("GET", "/health")] {
+        let answer = app.client().raw(&request(method, path, offer)).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        assert!(!answer.contains("upgrade"), "{answer}");
+    }
+    let seen = app.upstream.seen.last().unwrap();
+    for name in ["upgrade", "http2-settings"] {
+        assert_eq!(seen.header(name), None);
+    }
+    app.stop().await;
+}
+
+/// G3: an absolute target is served where it names this machine, and the upstream does not hear of it.
+#[tokio::test]
+async fn an_absolute_target_of_our_own_is_served() {
+    let app = TestApp::start().await;
+    for authority in ["localhost", "LocalHost:8080", "127.0.0.1:8080", "[::1]:1", "localhost:80"] {
+        let target = format!("http://{authority}/v1/messages");
+        let answer = app.client().raw(&request("POST", &target, "host: localhost")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{target}: {answer}");
+        let seen = app.upstream.seen.last().unwrap();
+        assert_eq!(seen.path, "/v1/messages");
+        assert_eq!(seen.header("host"), Some(app.upstream.addr.to_string().as_str()));
+    }
     app.stop().await;
 }
 
@@ -255,7 +292,14 @@ const NOT_ROUTES: &[(&str, &str)] = &[
     ("POST", "/V1/messages"),
     ("POST", "/v1/Messages"),
     ("POST", "/v1\\messages"),
-    ("POST", "http://localhost/v1/messages"),
+    ("POST", "http://localhost/v1/keys"),
+    ("POST", "http://localhost//v1/messages"),
+    ("POST", "https://localhost/v1/messages"),
+    ("POST", "ftp://localhost/v1/messages"),
+    ("POST", "http://user@localhost/v1/messages"),
+    ("POST", "http://localhost@evil.example/v1/messages"),
+    ("POST", "http://localhost.evil.example/v1/messages"),
+    ("POST", "http://127.0.0.1.evil.example/v1/messages"),
     ("POST", "http://evil.example/v1/messages"),
     ("POST", "/v1/messages/batches"),
     ("POST", "/v1"),
