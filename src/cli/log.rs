@@ -30,7 +30,7 @@ impl Log {
     pub(super) fn start(level: &str) -> io::Result<Self> {
         let (lines, orders) = sync_channel(MAX_LINES);
         thread::Builder::new().name("log".to_owned()).spawn(move || write(&orders))?;
-        let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| EnvFilter::new(level));
+        let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| filter_at(level));
         let writer = Lines(lines.clone());
         let log = tracing_subscriber::fmt().with_env_filter(filter);
         let log = log.with_writer(move || writer.clone());
@@ -65,6 +65,12 @@ impl Write for Lines {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Ours at a level, and errors of the crates below us: h2, hyper and rustls warn of what a client does, who could fill the
+/// log with that.
+fn filter_at(level: &str) -> EnvFilter {
+    EnvFilter::new(format!("error,cogni_gateway={level}"))
 }
 
 fn write(orders: &Receiver<Order>) {

@@ -1,7 +1,7 @@
 //! G12: our own log, for machines.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
@@ -88,4 +88,46 @@ async fn a_log_that_nobody_reads_holds_nobody_up() {
     let length = reader.read(&mut kept).unwrap();
     let kept = String::from_utf8_lossy(&kept[..length]);
     assert!(kept.contains("ready") && !kept.contains("stopped"), "{kept}");
+}
+
+/// G15: h2 warns of a client that takes its streams back. Of that our log has nothing, however often the client does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_cannot_fill_our_log_through_the_crates_below_us() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("llm.sock");
+    let mut command = Command::new(BINARY);
+    command
+        .arg("proxy")
+        .env_clear()
+        .env("RUN_ID", "run-1")
+        .env("BILLING_ACCOUNT_ID", "acct-1")
+        .env("LITELLM_MASTER_KEY", "sk-very-secret")
+        .env("LITELLM_HOST", "127.0.0.1:9")
+        .env("SOCKET_PATH", &socket)
+        .env("ACCESS_LOG_PATH", "off");
+    let mut gateway = Process::start(&mut command, "build it with cargo");
+    gateway.until(|said| said.contains("ready"));
+    for _ in 0..10 {
+        let mut client = UnixStream::connect(&socket).unwrap();
+        let _ = client.write_all(&streams_taken_back());
+        // The gateway ends the connection.
+        let _ = client.read_to_end(&mut vec![]);
+    }
+    assert!(gateway.terminate().success());
+    let said = gateway.said();
+    assert!(said.contains("stopped") && !said.contains("WARN"), "{said}");
+}
+
+/// A connection of HTTP/2 whose client opens more streams than a server puts up with, each reset at once.
+fn streams_taken_back() -> Vec<u8> {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    for stream in (1_u32..200).step_by(2) {
+        // `GET / http` by the static table, and the reset with `CANCEL`.
+        bytes.extend_from_slice(b"\0\0\x03\x01\x05");
+        bytes.extend_from_slice(&stream.to_be_bytes());
+        bytes.extend_from_slice(b"\x82\x84\x86\0\0\x04\x03\0");
+        bytes.extend_from_slice(&stream.to_be_bytes());
+        bytes.extend_from_slice(b"\0\0\0\x08");
+    }
+    bytes
 }
