@@ -156,8 +156,8 @@ impl Config {
                 admin.display()
             );
         }
-        if self.workers == 0 {
-            bail!("`WORKERS` is `0`; give at least 1");
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
+            bail!("`WORKERS` is `{}`; give 1 to {MAX_WORKERS}", self.workers);
         }
         self.check_times()?;
         self.check_bodies()?;
@@ -307,3 +307,6 @@ impl Default for Listen {
 fn mode_from_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     setting::mode(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
+
+/// Each is a thread with a runtime and connections of its own; more than a machine has processors help nobody.
+const MAX_WORKERS: usize = 1024;

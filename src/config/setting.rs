@@ -354,6 +354,7 @@ pub const SETTINGS: &[Setting] = &[
         Ok(())
     }),
     text("WORKERS", "COUNT", "Threads that serve connections [default: 1]", |config, given| {
+        // What is too many is told by the check of the whole.
         config.workers = positive(given)? as usize;
         Ok(())
     }),

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::Config;
 use crate::base::{tls, trace};
 use crate::budget::Limits;
+use crate::gateway::server::MAX_COUNT;
 use crate::run::Identity;
 use crate::upstream::Kind;
 
@@ -88,8 +89,11 @@ impl Shared {
                 "`shared.tls_cert_file` and `shared.tls_key_file` are not both set; give both, or say \
                  `plaintext = true` on a loopback address"
             ),
-            _ if self.max_connections == 0 => {
-                bail!("`shared.max_connections` is `0`; give at least 1")
+            _ if !(1..=MAX_COUNT).contains(&(self.max_connections as u64)) => {
+                bail!(
+                    "`shared.max_connections` is `{}`; give 1 to {MAX_COUNT}",
+                    self.max_connections
+                )
             }
             _ => Ok(()),
         }

@@ -65,13 +65,14 @@ pub enum LaneMode {
     Off,
 }
 
-/// A limit that leaves nothing to serve with.
+/// A limit that leaves nothing to serve with, or for which there is no room.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`server.{name}` is `{given}`; give at least {least}")]
+#[error("`server.{name}` is `{given}`; give {least} to {most}")]
 pub struct Invalid {
     name: &'static str,
-    given: usize,
-    least: usize,
+    given: u64,
+    least: u64,
+    most: u64,
 }
 
 /// Why a connection ended early. Nobody is told but the log.
@@ -155,18 +156,20 @@ where
 
 impl Config {
     /// # Errors
-    /// The first limit that is too low.
+    /// The first limit that is too low or too high.
     pub fn check(&self) -> Result<(), Invalid> {
         let limits = [
-            ("max_connections", self.max_connections, 1),
-            ("buffer_bytes", self.buffer_bytes, MIN_BUFFER_BYTES),
-            ("max_headers", self.max_headers, 1),
-            ("max_requests", saturate(self.max_requests), 1),
-            ("max_run_body_bytes", saturate(self.max_run_body_bytes), MIN_BODY_BYTES),
-            ("max_process_body_bytes", saturate(self.process_body_bytes()), MIN_BODY_BYTES),
+            ("max_connections", self.max_connections as u64, 1, MAX_COUNT),
+            ("buffer_bytes", self.buffer_bytes as u64, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES),
+            ("max_headers", self.max_headers as u64, 1, MAX_HEADERS),
+            ("max_requests", self.max_requests, 1, MAX_COUNT),
+            ("max_run_body_bytes", self.max_run_body_bytes, MIN_BODY_BYTES, MAX_BODY_BYTES),
+            ("max_process_body_bytes", self.process_body_bytes(), MIN_BODY_BYTES, MAX_BODY_BYTES),
         ];
-        let low = limits.into_iter().find(|(_, given, least)| given < least);
-        low.map_or(Ok(()), |(name, given, least)| Err(Invalid { name, given, least }))
+        let invalid =
+            limits.into_iter().find(|(_, given, least, most)| !(least..=most).contains(&given));
+        invalid
+            .map_or(Ok(()), |(name, given, least, most)| Err(Invalid { name, given, least, most }))
     }
 }
 
@@ -201,12 +204,15 @@ impl Default for Config {
     }
 }
 
-fn saturate(count: u64) -> usize {
-    usize::try_from(count).unwrap_or(usize::MAX)
-}
+/// Connections and requests, as of a service's: more than a machine has descriptors, and what a semaphore can count.
+pub const MAX_COUNT: u64 = 1_000_000;
 
-/// hyper's own minimum; with less it panics.
-const MIN_BUFFER_BYTES: usize = 8192;
+/// hyper's own minimum; with less it panics. Above 4 GiB it does, too, in HTTP/2.
+const MIN_BUFFER_BYTES: u64 = 8192;
+const MAX_BUFFER_BYTES: u64 = 16 * 1024 * 1024;
+
+/// hyper makes room for all of them for each head that it reads, and panics above 32,768.
+const MAX_HEADERS: u64 = 4096;
 
 /// hyper's default for HTTP/1.1 is bounded by the buffer; this is the same bound for HTTP/2.
 const MAX_HTTP2_HEAD_BYTES: u32 = 64 * 1024;
@@ -216,7 +222,10 @@ const MAX_HTTP2_HEAD_BYTES: u32 = 64 * 1024;
 const MAX_HTTP2_STREAMS: u32 = 128;
 
 /// One read of a body must fit.
-const MIN_BODY_BYTES: usize = 64 * 1024;
+const MIN_BODY_BYTES: u64 = 64 * 1024;
+
+/// More than a machine has memory: no sum of such bounds overflows.
+const MAX_BODY_BYTES: u64 = 1 << 48;
 
 /// Bytes of request bodies of all runs, on a machine that has four times as many.
 const MAX_PROCESS_BODY_BYTES: u64 = 512 * 1024 * 1024;

@@ -249,8 +249,15 @@ fn a_file_is_understood_as_a_whole_or_not_at_all() {
       |               ^^^^^^
     give permissions in octal, such as 0600
     "#);
-    insta::assert_snapshot!(error("[server]\nbuffer_bytes = 100"), @"`server.buffer_bytes` is `100`; give at least 8192");
-    insta::assert_snapshot!(error("[server]\nmax_connections = 0"), @"`server.max_connections` is `0`; give at least 1");
+    insta::assert_snapshot!(error("[server]\nbuffer_bytes = 100"), @"`server.buffer_bytes` is `100`; give 8192 to 16777216");
+    insta::assert_snapshot!(error("[server]\nmax_connections = 0"), @"`server.max_connections` is `0`; give 1 to 1000000");
+    for limit in
+        ["max_connections", "buffer_bytes", "max_headers", "max_requests", "max_run_body_bytes"]
+    {
+        let said = error(&format!("[server]\n{limit} = {}", i64::MAX));
+        assert!(said.starts_with(&format!("`server.{limit}` is `{}`; give ", i64::MAX)), "{said}");
+    }
+    insta::assert_snapshot!(error("[server]\nmax_headers = 100000"), @"`server.max_headers` is `100000`; give 1 to 4096");
     let missing = Given::default().with("CONFIG", "/nowhere/gateway.toml").error();
     insta::assert_snapshot!(missing, @"cannot read `/nowhere/gateway.toml`: No such file or directory (os error 2)");
 }

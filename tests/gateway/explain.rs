@@ -311,7 +311,8 @@ fn a_configuration_can_be_checked() {
       | ^^^^^
     unknown field `where`, expected one of `name`, `when`, `refuse`, `set_model`, `max_output_tokens`, `headers`, `match`, `not_match`
     "#);
-    insta::assert_snapshot!(check("workers = 0"), @"`WORKERS` is `0`; give at least 1");
+    insta::assert_snapshot!(check("workers = 0"), @"`WORKERS` is `0`; give 1 to 1024");
+    insta::assert_snapshot!(check("workers = 1000000"), @"`WORKERS` is `1000000`; give 1 to 1024");
     insta::assert_snapshot!(check("[shared]\nplaintext = true"), @"`shared.token_keys_file` is not set; tokens tell the runs apart");
     let shared = "[shared]\nplaintext = true\ntoken_keys_file = 'keys'\n";
     insta::assert_snapshot!(check(&format!("{shared}listen = '0.0.0.0:8443'")), @"`shared.plaintext` is `true` and `shared.listen` is `0.0.0.0:8443`; tokens must not cross a network in the clear: listen on 127.0.0.1, or give `shared.tls_cert_file` and `shared.tls_key_file`");
