@@ -218,6 +218,16 @@ impl Observer {
         self.report.finish()
     }
 
+    /// Whether what passed last is an error, or the beginning of an event that may become one.
+    pub fn may_be_error(&self) -> bool {
+        let is_in_event = match &self.reader {
+            Reader::Sse(blocks) => blocks.is_in_event(),
+            Reader::Filtered(filter) => filter.is_in_event(),
+            Reader::Json(_) | Reader::Opaque => false,
+        };
+        is_in_event || self.report.has_error()
+    }
+
     /// Whether the stream has written more than it was granted: what [`Self::frame`] returned last
     /// has ended it for the client, and the upstream has nothing more to say.
     pub fn is_cut(&self) -> bool {

@@ -88,7 +88,7 @@ pub struct Exchange {
     until_cut: CancellationToken,
     /// The request's place among those in flight, and the bytes of its body; kept to the end, drains included.
     permit: Option<RequestPermit>,
-    /// For an answer that is an error.
+    /// For an answer that is an error, or may be one.
     redactor: Option<Box<Redactor>>,
     _in_flight: InFlight,
 }
@@ -185,12 +185,20 @@ impl Exchange {
         Ok(body)
     }
 
-    /// Takes our credential out of an error's body.
-    fn redact(&mut self, frame: Bytes) -> Bytes {
+    /// Takes our credential out of an error's body, and of an event that is an error: all from there on is looked at. An
+    /// event that a frame has begun and not ended may become one.
+    fn redact(&mut self, frame: Bytes, may_be_error: bool) -> Bytes {
+        if may_be_error && self.redactor.is_none() {
+            self.redact_errors();
+        }
         match &mut self.redactor {
             Some(redactor) => redactor.frame(&frame),
             None => frame,
         }
+    }
+
+    fn redact_errors(&mut self) {
+        self.redactor = Some(Box::new(self.policy.overwrites.redactor()));
     }
 
     /// Gives back the bytes of the body, which is held no more.
@@ -332,8 +340,9 @@ impl Exchange {
             self.metered = Some(self.gateway.metrics.model(model));
         }
         if head.status.is_client_error() || head.status.is_server_error() {
-            self.redactor = Some(Box::new(self.policy.overwrites.redactor()));
+            self.redact_errors();
         }
+        self.policy.overwrites.remove_reflected(&mut head.headers);
         self.facts = headers::to_client(&mut head.headers, &self.policy.config.headers);
         self.tell_budget(&mut head.headers);
         let format = Format::of(&head.headers);

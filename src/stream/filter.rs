@@ -85,6 +85,11 @@ impl Filter {
         passed.pass(frame, at..frame.len());
     }
 
+    /// See [`Blocks::is_in_event`].
+    pub(super) fn is_in_event(&self) -> bool {
+        self.blocks.is_in_event()
+    }
+
     /// Reads an event that the stream's end has ended, and returns it if it was held back.
     pub(super) fn end(&mut self, report: &mut Report) -> Option<Bytes> {
         let begun = self.blocks.unended()?;

@@ -30,6 +30,8 @@ pub(super) struct Report {
     pattern: Option<Box<Pattern>>,
     /// `None` where the output is not limited: then only few events are parsed.
     limit: Option<Box<Limit>>,
+    /// A Responses stream has ended by its own word, which is an error.
+    has_failed: bool,
 }
 
 /// What an event turned out to be.
@@ -49,6 +51,7 @@ impl Report {
             written: Written::default(),
             pattern: None,
             limit: None,
+            has_failed: false,
         }
     }
 
@@ -134,6 +137,11 @@ impl Report {
         self.tally.read(self.route.protocol(), usage)
     }
 
+    /// Whether an error was heard, be it the orderly end of the stream.
+    pub(super) fn has_error(&self) -> bool {
+        self.has_failed || self.finish == Finish::Errored
+    }
+
     /// LiteLLM ends a failed chat stream with `[DONE]`: an error stays an error.
     pub(super) fn hear_end(&mut self, finish: Finish) {
         self.finish = self.finish.max(finish);
@@ -191,12 +199,11 @@ impl Report {
         match name {
             // Whatever its data.
             Some(b"error") => self.hear_end(Finish::Errored),
-            Some(
-                b"message_stop"
-                | b"response.completed"
-                | b"response.incomplete"
-                | b"response.failed",
-            ) => {
+            Some(b"response.failed") => {
+                self.has_failed = true;
+                self.hear_payload(data, Finish::Terminated);
+            }
+            Some(b"message_stop" | b"response.completed" | b"response.incomplete") => {
                 self.hear_payload(data, Finish::Terminated);
             }
             Some(b"message_start" | b"message_delta") | None => {

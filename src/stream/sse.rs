@@ -88,6 +88,11 @@ impl Blocks {
         (self.splitter.place != Place::Comment).then_some(&self.carry)
     }
 
+    /// Whether an event has begun and not ended.
+    pub(super) fn is_in_event(&self) -> bool {
+        !self.is_spent && !self.carry.is_empty()
+    }
+
     fn keep(&mut self, bytes: &[u8]) -> Result<(), Oversize> {
         if self.splitter.place == Place::Comment {
             return Ok(());

@@ -111,6 +111,16 @@ impl Overwrites {
     pub fn redactor(&self) -> Redactor {
         self.redactor.clone()
     }
+
+    /// Takes the headers out of a response whose values hold our credential: their client must not have it, nor our logs.
+    pub fn remove_reflected(&self, headers: &mut HeaderMap) {
+        let reflects = |value: &HeaderValue| self.redactor.finds(value.as_bytes());
+        while let Some(name) =
+            headers.iter().find_map(|(name, value)| reflects(value).then(|| name.clone()))
+        {
+            headers.remove(name);
+        }
+    }
 }
 
 impl Outgoing {

@@ -1,4 +1,4 @@
-//! Masks our credential in a body that passes frame by frame.
+//! Masks our credential in a body that passes frame by frame, and finds it in a header.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
@@ -23,6 +23,11 @@ impl Redactor {
             vec![key.clone(), Secret::new(hex::sha256(key.expose().as_bytes()))]
         };
         Self { secrets, held: BytesMut::new() }
+    }
+
+    /// Whether a secret stands in a text.
+    pub(super) fn finds(&self, text: &[u8]) -> bool {
+        self.secrets.iter().any(|secret| memmem::find(text, secret.expose().as_bytes()).is_some())
     }
 
     /// Returns what may pass of the body so far.

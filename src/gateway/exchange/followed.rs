@@ -127,7 +127,6 @@ impl Passing {
     fn observe(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, Broken> {
         let Ok(data) = frame.into_data() else { return Ok(None) };
         self.exchange.frame(data.len());
-        let data = self.exchange.redact(data);
         let passed = self.observer.frame(data).map_err(|_oversize| {
             self.ended = true;
             self.exchange.is_unreadable = true;
@@ -142,16 +141,16 @@ impl Passing {
             self.exchange.code = Some(OUTPUT_LIMIT_REACHED);
             self.exchange.outcome = Outcome::CutOff;
         }
-        Ok(Some(passed))
+        Ok(Some(self.exchange.redact(passed, self.observer.may_be_error())))
     }
 
     fn end(&mut self) -> Option<Bytes> {
         self.ended = true;
         self.exchange.outcome = Outcome::Completed;
-        let rest = self.exchange.redactor.take().map(|redactor| redactor.end());
         let last = self.observer.end();
-        // An error is passed on as it is, so the observer adds nothing to it.
-        rest.filter(|rest| !rest.is_empty()).or(last)
+        let Some(mut redactor) = self.exchange.redactor.take() else { return last };
+        let passed = redactor.frame(&last.unwrap_or_default());
+        Some([passed, redactor.end()].concat().into())
     }
 
     fn fail(&mut self, error: upstream::Error) -> Broken {

@@ -255,6 +255,68 @@ async fn what_is_said_of_our_key_is_not_the_agents() {
     app.stop().await;
 }
 
+/// G3: nor is our key in a stream's error, wherever the stream is cut, nor in a header that is kept; and our logs have none.
+#[tokio::test]
+async fn our_key_in_an_answer_that_succeeds_is_masked() {
+    let (listener, upstream) = wire::listen().await;
+    let app = TestApp::with(|config| {
+        config.upstream.url = upstream.to_string().parse().unwrap();
+        config.upstream.api_key = Secret::new("sk-real-and-secret");
+    })
+    .await;
+    let events = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n\
+                  data: {\"error\":{\"message\":\"bad key sk-real-and-secret\"}}\n\n";
+    let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\
+                x-litellm-call-id: Bearer sk-real-and-secret\r\nx-request-id: sk-real-and-secret\r\n\
+                x-litellm-response-cost: sk-real-and-secret\r\nrequest-id: kept\r\n\r\n";
+    let key = events.find("sk-real").unwrap();
+    let cuts = [0, key - 20, key, key + 9, key + 18, events.len() - 1, events.len()];
+    for (cut, is_shown) in cuts.into_iter().flat_map(|cut| [(cut, true), (cut, false)]) {
+        let upstream = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            wire::request(&mut stream).await;
+            wire::say(&mut stream, &format!("{head}{}", &events[..cut])).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            wire::say(&mut stream, &events[cut..]).await;
+        };
+        let mut body = streamed("fake");
+        body["stream_options"] = json!({"include_usage": is_shown});
+        let client = app.client();
+        let (response, ()) = tokio::join!(client.post("/v1/chat/completions", &body), upstream);
+        assert_eq!(response.text(), events.replace("sk-real-and-secret", &"*".repeat(18)), "{cut}");
+        assert_eq!(response.header("request-id"), Some("kept"));
+        for name in ["x-litellm-call-id", "x-request-id"] {
+            assert_eq!(response.header(name), None);
+        }
+    }
+    for (path, event) in [
+        ("/v1/responses", "response.failed"),
+        ("/v1/responses", "error"),
+        ("/v1/messages", "error"),
+    ] {
+        let said = format!(
+            "event: {event}\ndata: {{\"type\":\"{event}\",\"m\":\"sk-real-and-secret\"}}\n\n"
+        );
+        let upstream = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            wire::request(&mut stream).await;
+            wire::say(&mut stream, &format!("{head}{said}")).await;
+        };
+        let (client, body) = (
+            app.client(),
+            json!({"model": "fake", "stream": true, "max_tokens": 9, "messages": [], "input": "x"}),
+        );
+        let (response, ()) = tokio::join!(client.post(path, &body), upstream);
+        assert_eq!(response.text(), said.replace("sk-real-and-secret", &"*".repeat(18)));
+    }
+    app.recorded("request.settled", 2 * cuts.len() + 3).await;
+    for log in [app.audit_log(), app.access_log()] {
+        let said = std::fs::read_to_string(log).unwrap();
+        assert!(!said.contains("sk-real"), "{said}");
+    }
+    app.stop().await;
+}
+
 /// A stream that was opened before the run's deadline passed, however slow this machine is.
 async fn opened_within_the_deadline(
     scheme: &str,
