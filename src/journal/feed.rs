@@ -38,7 +38,7 @@ struct Told {
 }
 
 impl Feed {
-    pub(super) fn new(run: &str, first: u64) -> Self {
+    pub(crate) fn new(run: &str, first: u64) -> Self {
         let changed = watch::Sender::new((first, false));
         Self(Arc::new(Shared { run: run.to_owned(), first, told: Mutex::default(), changed }))
     }
@@ -67,6 +67,11 @@ impl Feed {
     /// Whether something of this kind was told, since this process has had the run.
     pub fn has_told(&self, kind: Kind) -> bool {
         self.told().events.iter().rev().any(|event| event.kind == kind)
+    }
+
+    /// Counts a detail that was not even read.
+    pub fn leave_out(&self) {
+        self.told().dropped += 1;
     }
 
     /// How many details were left out.

@@ -1,6 +1,9 @@
 //! What a sandbox prints: copied to whoever listens as it comes, and kept in bounds.
 //!
 //! **Invariant:** however much is printed, no more than the limit of each stream and one chunk is held in memory.
+//!
+//! **Invariant:** however fast a sandbox prints, its run gives way to other tasks after each [`TURN`] of output, and takes no
+//! more than [`RATE`] a second from the sandbox's pipes: what is more waits in them, and slows the sandbox down.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,7 +11,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// The two streams of a sandbox, and who listens to them.
@@ -21,6 +25,16 @@ pub struct Output<W> {
     /// The one stream that is listened to, where it is not both.
     only: Option<Stream>,
     hurry: CancellationToken,
+    pace: Pace,
+}
+
+/// How much of a sandbox's output was taken, and when more may be.
+#[derive(Debug)]
+struct Pace {
+    /// Taken since the last turn ended.
+    turn: u64,
+    /// When all that was taken would have been taken at [`RATE`].
+    due: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +68,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     pub fn new(limit: usize, live: W) -> Self {
         let (stdout, stderr) = (Capture::new(limit), Capture::new(limit));
         let hurry = CancellationToken::new();
-        Self { stdout, stderr, live: Some(live), only: None, hurry }
+        Self { stdout, stderr, live: Some(live), only: None, hurry, pace: Pace::new() }
     }
 
     /// As [`new`](Self::new), for somebody who listens to one of the two.
@@ -68,8 +82,13 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     }
 
     /// Takes what one stream has printed. A listener that is slow slows the sandbox down; one that cannot be written to,
-    /// or takes nothing for a time, is not asked again.
+    /// or takes nothing for a time, is not asked again. Returns when more may be taken.
     pub async fn push(&mut self, stream: Stream, chunk: &[u8]) {
+        self.keep(stream, chunk).await;
+        self.pace.take(chunk.len()).await;
+    }
+
+    async fn keep(&mut self, stream: Stream, chunk: &[u8]) {
         match stream {
             Stream::Stdout => self.stdout.push(chunk),
             Stream::Stderr => self.stderr.push(chunk),
@@ -99,6 +118,36 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             told = timeout(LISTENER, told) => matches!(told, Ok(Ok(()))),
             () = self.hurry.cancelled() => false,
         }
+    }
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { turn: 0, due: Instant::now() }
+    }
+
+    /// Counts a chunk. A reader that always finds more would keep its worker: tokio's own budget counts reads, not what
+    /// is done with the bytes, and once it is used up no timer of the same task fires.
+    async fn take(&mut self, length: usize) {
+        let cost = length as u64 + CHUNK_COST;
+        self.turn += cost;
+        if self.turn < TURN {
+            return;
+        }
+        yield_now().await;
+        let now = Instant::now();
+        let due = self.end_turn(now);
+        if due > now {
+            sleep_until(due).await;
+        }
+    }
+
+    /// Says when the next turn may begin.
+    fn end_turn(&mut self, now: Instant) -> Instant {
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        let took = Duration::from_nanos(self.turn.saturating_mul(1_000_000_000) / RATE);
+        (self.turn, self.due) = (0, self.due.max(earliest) + took);
+        self.due
     }
 }
 
@@ -164,3 +213,69 @@ const LAST_OF_OUTPUT: Duration = Duration::from_secs(1);
 
 /// For a listener to take one chunk.
 const LISTENER: Duration = Duration::from_secs(10);
+
+/// Bytes of output after which other tasks have their turn: as much as is read at once.
+const TURN: u64 = 16 << 10;
+
+/// What a chunk costs beside its bytes, so that many small ones are no way around a turn.
+const CHUNK_COST: u64 = 256;
+
+/// Bytes a second that are taken of one run's output.
+const RATE: u64 = 32 << 20;
+
+/// A sandbox that was quiet for so long has the bytes of that time to spend at once.
+const BURST: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use tokio::io::sink;
+    use tokio::task::{LocalSet, spawn_local};
+
+    use super::*;
+
+    /// R5: however fast a sandbox prints, in large chunks or in small ones, other tasks have their turns.
+    #[tokio::test(flavor = "current_thread")]
+    async fn whoever_prints_without_end_leaves_turns_to_others() {
+        for (chunk, count) in [(16 << 10, 64), (1, 4096)] {
+            let tasks = LocalSet::new();
+            let turns = Rc::new(Cell::new(0));
+            let counted = Rc::clone(&turns);
+            tasks.spawn_local(async move {
+                loop {
+                    counted.set(counted.get() + 1);
+                    yield_now().await;
+                }
+            });
+            let seen = tasks.run_until(async {
+                let printed = spawn_local(async move {
+                    let mut output = Output::new(64, sink());
+                    for _ in 0..count {
+                        output.push(Stream::Stderr, &vec![b'\n'; chunk]).await;
+                    }
+                    turns.get()
+                });
+                printed.await.expect("it ends")
+            });
+            let seen = seen.await;
+            assert!(seen >= 60, "{seen} turns beside {count} chunks of {chunk}");
+        }
+    }
+
+    /// R5: nobody takes more than the rate of a run's output; what is more waits in its pipe. Who was quiet has some to spend.
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_run_prints_no_faster_than_its_rate() {
+        let begun = Instant::now();
+        let (mut pace, mut now, mut taken) = (Pace::new(), begun + BURST * 8, 0);
+        let second = now + Duration::from_secs(1);
+        while now < second {
+            pace.turn = TURN;
+            taken += pace.turn;
+            now = now.max(pace.end_turn(now));
+        }
+        let burst = RATE / 4;
+        assert!((RATE..=RATE + burst + TURN).contains(&taken), "{taken}");
+    }
+}
