@@ -119,6 +119,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         root,
         programs,
         cgroup: Some(PathBuf::from("/cogni-bench-runc")),
+        limits_sockets: false,
         is_rootless: false,
     };
     let mut config = serde_json::to_value(oci::config(&spec, &place)).unwrap();

@@ -41,8 +41,8 @@ use super::spec::oci;
 use super::{Cause, Ended, Error, Order, left, name_of};
 use messages::{Event, Signal, Task};
 
-pub(super) use cgroup::kills_for_memory;
 pub use cgroup::{Leftover, group_of, leftovers, remove};
+pub(super) use cgroup::{kills_for_memory, limits_sockets};
 
 /// How a container of our own is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,7 +156,14 @@ fn task(order: &Order, name: &str) -> Result<Task, Error> {
     let root = order.directory.join("root");
     let programs = root::prepare(&order.spec.root, &root, order.spec.uid)?;
     let max_files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-    let place = oci::Place { root, programs, max_files, cgroup: cgroup.clone(), is_rootless };
+    let place = oci::Place {
+        root,
+        programs,
+        max_files,
+        cgroup: cgroup.clone(),
+        limits_sockets: limits_sockets(),
+        is_rootless,
+    };
     Ok(Task {
         name: name_of(&order.spec.run),
         config: oci::config(&order.spec, &place),

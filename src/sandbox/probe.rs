@@ -39,6 +39,8 @@ pub struct Facts {
     pub user_limits: BTreeMap<&'static str, u64>,
     /// What becomes of the memory of a program that crashes (core(5)).
     pub core_pattern: Option<String>,
+    /// Whether groups of processes have a limit of their own for the buffers of sockets.
+    pub limits_sockets: bool,
     /// Bytes that are free where runs have their directories.
     pub free: Option<u64>,
 }
@@ -172,9 +174,24 @@ fn machine_findings(facts: &Facts) -> Vec<Finding> {
         ),
     };
     let all = vec![ok("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock];
+    let all = all.into_iter().chain(socket_memory(facts));
     let of_a_user = facts.inotify_instances.map(inotify).into_iter().chain(user_limits(facts));
     let core = facts.core_pattern.as_deref().map(core_dumps);
-    all.into_iter().chain(of_a_user).chain(core).collect()
+    all.chain(of_a_user).chain(core).collect()
+}
+
+/// None where the buffers of sockets count as memory, as with version 2, or nothing is limited.
+fn socket_memory(facts: &Facts) -> Option<Finding> {
+    let found = match (facts.cgroups.version, facts.limits_sockets) {
+        (1, true) => {
+            "a sandbox of our own has its memory limit once more for them, one of Docker's has no limit"
+        }
+        (1, false) => {
+            "a sandbox has no limit for them but the machine's, `net.ipv4.tcp_mem` and `net.ipv4.udp_mem`"
+        }
+        _ => return None,
+    };
+    Some(warn("buffers of sockets", found, "use cgroup v2, where they count as memory"))
 }
 
 fn inotify(instances: u64) -> Finding {

@@ -15,5 +15,6 @@ mod repository;
 mod root;
 mod rootless;
 mod sandboxed;
+mod sockets;
 mod traced;
 mod users;

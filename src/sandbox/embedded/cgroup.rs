@@ -51,6 +51,13 @@ pub(super) fn may_be_set() -> Result<(), String> {
     if hierarchies.is_empty() { Err("no cgroups are mounted".to_owned()) } else { Ok(()) }
 }
 
+/// Whether groups have a limit of their own for the buffers of their sockets. With cgroup v1 they have, and it is the only
+/// one for those: of TCP by its name, and of UDP all the same. With v2 they count as memory.
+pub(in crate::sandbox) fn limits_sockets() -> bool {
+    let hierarchies = hierarchies().unwrap_or_default();
+    hierarchies.iter().any(|hierarchy| hierarchy.join("memory.kmem.tcp.limit_in_bytes").exists())
+}
+
 /// Whether the kernel has killed one of its processes for want of memory.
 pub(super) fn was_oom_killed(name: &Path) -> bool {
     let Ok(hierarchies) = hierarchies() else { return false };

@@ -9,7 +9,7 @@ use std::process::Command;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Cgroups, Engine, Facts, LEAST, PROCESSES, landlock, podman_sockets};
-use crate::sandbox::First;
+use crate::sandbox::{First, embedded};
 
 /// What can be found without asking an engine.
 pub fn look(run_dir: &Path, init: First, runtime_dir: Option<&Path>) -> Facts {
@@ -38,6 +38,7 @@ pub fn look(run_dir: &Path, init: First, runtime_dir: Option<&Path>) -> Facts {
             .ok()
             .and_then(|count| count.parse().ok()),
         user_limits: user_limits(read),
+        limits_sockets: embedded::limits_sockets(),
         core_pattern: read("/proc/sys/kernel/core_pattern").ok(),
         free: free(run_dir),
     }

@@ -20,6 +20,8 @@ pub struct Place {
     pub max_files: u64,
     /// The group of processes that its limits are for; without one there are no limits but those of a process.
     pub cgroup: Option<PathBuf>,
+    /// Whether the group has a limit of its own for the buffers of sockets, as with cgroup v1: no other limit is for them.
+    pub limits_sockets: bool,
     /// Whether its user is the one who makes it, who is not root. To the runtime that one is root, and nobody else is
     /// there; the user that the sandbox has comes last, when nothing needs root any more.
     pub is_rootless: bool,
@@ -69,7 +71,7 @@ pub fn config(spec: &RunSpec, place: &Place) -> Spec {
     // An empty one is where the process is already.
     linux.set_cgroups_path(Some(place.cgroup.clone().unwrap_or_default()));
     if place.cgroup.is_some() {
-        let resources = serde_json::from_value(resources(spec));
+        let resources = serde_json::from_value(resources(spec, place.limits_sockets));
         linux.set_resources(Some(resources.expect("what is written here are limits")));
     }
     config
@@ -86,11 +88,15 @@ fn rlimit((name, limit): (&str, u64), place: &Place) -> Value {
     json!({ "type": format!("RLIMIT_{}", name.to_uppercase()), "soft": limit, "hard": limit })
 }
 
-fn resources(spec: &RunSpec) -> Value {
+fn resources(spec: &RunSpec, limits_sockets: bool) -> Value {
     let limits = &spec.limits;
+    // Memory and swap together: there is no swap.
+    let mut memory = json!({ "limit": limits.max_memory, "swap": limits.max_memory });
+    if limits_sockets {
+        memory["kernelTCP"] = limits.max_memory.into();
+    }
     json!({
-        // Memory and swap together: there is no swap.
-        "memory": { "limit": limits.max_memory, "swap": limits.max_memory },
+        "memory": memory,
         "pids": { "limit": limits.pids },
         "cpu": { "quota": quota(limits.cpus), "period": CPU_PERIOD },
         "devices": [{ "allow": false, "access": "rwm" }],

@@ -44,6 +44,17 @@ fn a_container_without_a_group_has_all_but_its_limits() {
     assert_eq!(with, without);
 }
 
+/// R3: where nothing else limits the buffers of sockets, they have a limit of their own, and elsewhere none.
+#[test]
+fn a_containers_sockets_have_a_limit_where_there_is_one() {
+    let memory = |limits_sockets| {
+        made_at(&spec(), &Place { limits_sockets, ..place() })["linux"]["resources"]["memory"]
+            .clone()
+    };
+    assert_eq!(memory(true)["kernelTCP"], memory(true)["limit"]);
+    assert_eq!(memory(false)["kernelTCP"], Value::Null);
+}
+
 /// R2: whoever makes it can give no more than it has.
 #[test]
 fn a_container_of_ours_has_no_more_open_files_than_its_maker() {
@@ -196,6 +207,7 @@ fn place() -> Place {
         programs: vec![programs],
         max_files: 1 << 20,
         cgroup: Some("/cogni-0123".into()),
+        limits_sockets: true,
         is_rootless: false,
     }
 }
