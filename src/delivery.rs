@@ -21,6 +21,7 @@ pub mod statement;
 mod step;
 mod stop;
 pub mod sweep;
+mod turn;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,6 +44,7 @@ use crate::relay::{
 use outbox::{Desk, Host, Job, Order, Outbox, Step, Verdict};
 use rules::{Own, Rules};
 pub use stop::wait_after;
+pub use turn::in_turn;
 
 /// What a relay is made of.
 pub struct Settings {

@@ -86,6 +86,30 @@ pub fn measure(path: &Path, most: u64) -> io::Result<u64> {
     }
 }
 
+/// What in a directory makes whoever opens it wait, or leads elsewhere: a pipe, a device or a symlink, of those that `is_meant`
+/// is true of by their names; the first that is found. Nothing is opened but directories. Blocks.
+///
+/// # Errors
+/// It is no directory, or cannot be read.
+pub fn special(
+    path: &Path,
+    is_meant: impl Fn(&CStr, FileType) -> bool,
+) -> io::Result<Option<CString>> {
+    let top = openat(CWD, path, FOLDER, Mode::empty())?;
+    let mut special = None;
+    walk(&top, |_, name, found| {
+        let kind = FileType::from_raw_mode(found.st_mode);
+        let is_plain =
+            matches!(kind, FileType::Directory | FileType::RegularFile | FileType::Socket);
+        if is_plain || !is_meant(name, kind) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        special = Some(name.to_owned());
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(special)
+}
+
 /// Gives a directory with all that is in it to somebody else, as far down as a path can say. It is itself given last: until
 /// then whoever was kept out of it cannot come in, and put a link in our way. Blocks.
 ///

@@ -171,7 +171,11 @@ impl Outbox {
     /// As every call.
     pub fn due(&self, now: SystemTime) -> Result<Vec<Job>, Error> {
         let furthest = millis(now + LONGEST_WAIT);
-        self.select(&format!("{OPEN} AND (due <= ?1 OR due > ?2)"), &[&millis(now), &furthest])
+        self.select_by(
+            IN_TURN,
+            &format!("{OPEN} AND (due <= ?1 OR due > ?2)"),
+            &[&millis(now), &furthest],
+        )
     }
 
     /// What was found to need a review, of the work for a branch; oldest first.
@@ -367,9 +371,17 @@ impl Outbox {
     }
 
     fn select(&self, what: &str, given: &[&dyn rusqlite::ToSql]) -> Result<Vec<Job>, Error> {
+        self.select_by("created, id", what, given)
+    }
+
+    fn select_by(
+        &self,
+        order: &str,
+        what: &str,
+        given: &[&dyn rusqlite::ToSql],
+    ) -> Result<Vec<Job>, Error> {
         let connection = self.connection();
-        let mut statement =
-            connection.prepare(&format!("{} ORDER BY created, id", select(what)))?;
+        let mut statement = connection.prepare(&format!("{} ORDER BY {order}", select(what)))?;
         let rows = statement.query_map(given, read)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -440,6 +452,9 @@ fn put_off(due: SystemTime, after: Duration) -> SystemTime {
     let next = now + after.min(LONGEST_WAIT);
     if is_due(due, now) { next } else { next.max(due) }
 }
+
+/// The oldest of each grant, then the second of each: nobody's rows are all before another's.
+const IN_TURN: &str = "row_number() OVER (PARTITION BY grant_id ORDER BY created, id), created, id";
 
 const OPEN: &str = "step NOT IN ('done', 'held', 'failed')";
 

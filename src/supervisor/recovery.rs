@@ -13,6 +13,7 @@ use anyhow::Context;
 
 use super::bill::Bill;
 use super::{Supervisor, Wanted, ending};
+use crate::delivery;
 use crate::journal::{Ended, Filter, Kind, Row, State};
 
 impl Supervisor {
@@ -27,11 +28,13 @@ impl Supervisor {
         self.sweep().await;
         let mut left = vec![];
         for row in rows {
-            let run = row.id.clone();
+            let (run, grant) = (row.id.clone(), row.grant.clone());
             let recovered = Box::pin(self.recover_one(row)).await;
-            left.extend(recovered.with_context(|| format!("run `{run}`"))?);
+            let recovered = recovered.with_context(|| format!("run `{run}`"))?;
+            left.extend(recovered.map(|bill| (grant, bill)));
         }
-        self.see_through(left);
+        let left = delivery::in_turn(left, |(grant, _)| grant.clone());
+        self.see_through(left.into_iter().map(|(_, bill)| bill).collect());
         Ok(())
     }
 

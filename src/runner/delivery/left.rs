@@ -53,7 +53,8 @@ pub(super) async fn take_out_at(
 pub async fn take_out_left(relay: &Arc<Relay>) -> anyhow::Result<()> {
     let owner = relay.clone();
     let desks = spawn_blocking(move || owner.outbox().desks()).await??;
-    for desk in desks.into_iter().filter(|desk| desk.is_open() && desk.is_due()) {
+    let due = desks.into_iter().filter(|desk| desk.is_open() && desk.is_due());
+    for desk in delivery::in_turn(due.collect(), |desk| desk.plan.grant.clone()) {
         match Box::pin(take_out_free(relay, &desk.id)).await {
             // Its run has ended since they were listed, and has taken it out itself.
             Err(error) if is_gone(&error) => (),

@@ -6,6 +6,7 @@
 
 mod away;
 mod ignored;
+mod special;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +62,12 @@ pub(super) async fn take_out(
     }
     let place = Artifacts::create(&desk.plan.artifacts)?;
     let commands = Commands::new(&desk.plan.state, WORKSPACE, OWN_REPOSITORY, relay.limits());
+    let workspace = desk.workspace.clone();
+    if let Err(error) = spawn_blocking(move || special::check(&workspace)).await? {
+        let why = format!("{error:#}");
+        tracing::warn!(run = desk.plan.facts.run, why, "git is not asked to take the work out");
+        return Ok(Taken::Left(keep(relay, desk, why).await?));
+    }
     let remove_ignored = ignored::remove(extractor, &place, (desk, &commands.ignored));
     let why = match look(relay, extractor, (desk, &commands), &place).await {
         Ok(Found::Work(work)) => {

@@ -46,6 +46,19 @@ async fn what_a_killed_runner_leaves_is_delivered() {
     assert_eq!(entries(&place.runner.run_dir()), [""; 0]);
 }
 
+/// L3, L7: a pipe in the place of a file that git reads holds nobody up: git is not asked, and the workspace is kept with
+/// the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipe_that_git_would_wait_for_is_told_and_kept() {
+    let place = Place::new().await;
+    let script = "git commit -q --allow-empty -m x && rm .git/HEAD && mkfifo .git/HEAD";
+    let id = killed_at(&place, "pipe", script, "");
+    let (code, said) = place.relay(&["retry", &id]);
+    assert!(code == 1 && said.contains("`HEAD` in .git is a pipe"), "{said}");
+    let (code, said) = place.relay(&["status"]);
+    assert!(code == 1 && said.contains("which git would wait for"), "{said}");
+}
+
 /// L5: who takes it out later has to know what must not be in it, as its own runner did.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
