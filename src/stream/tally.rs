@@ -31,6 +31,7 @@ pub(super) struct Tally {
 struct Said {
     input: Option<u64>,
     output: Option<u64>,
+    total: Option<u64>,
     cache_read: Option<u64>,
     cache_write: Option<u64>,
     cache_write_1h: Option<u64>,
@@ -72,7 +73,7 @@ impl Tally {
             said.extra,
         );
         replace(&mut self.input, said.input);
-        replace(&mut self.output, said.output);
+        replace(&mut self.output, said.whole_output(self.input));
         replace(&mut self.cache_read, said.cache_read);
         replace(&mut self.cache_write, said.cache_write);
         replace(&mut self.cache_write_1h, said.cache_write_1h);
@@ -151,6 +152,17 @@ impl Tally {
 }
 
 impl Said {
+    /// All that was written, where `input` was read. OpenAI has the reasoning in the output; Gemini's and xAI's forms of
+    /// its API leave the reasoning out, and have it in the total alone or in a detail above the output.
+    fn whole_output(&self, input: Option<u64>) -> Option<u64> {
+        let written = self.output.unwrap_or(0);
+        let beside = self.reasoning.filter(|reasoning| *reasoning > written);
+        let summed = beside.map(|reasoning| written.saturating_add(reasoning));
+        let rest = self.total.map(|total| total.saturating_sub(input.unwrap_or(0)));
+        // Embeddings have a total and no output.
+        self.output.max(summed).max(rest.filter(|rest| *rest > 0))
+    }
+
     /// Reads a usage object of any form.
     fn parse(protocol: Protocol, usage: &[u8]) -> Option<Self> {
         let counts: Counts<'_> = object(usage)?;
@@ -174,6 +186,8 @@ impl Said {
         Some(Self {
             input: count(input),
             output: count(output),
+            // Anthropic has none.
+            total: count(counts.total_tokens).filter(|_| protocol != Protocol::Messages),
             cache_read: count(counts.cache_read_input_tokens)
                 .or(count(input_details.cached_tokens)),
             cache_write: count(counts.cache_creation_input_tokens),
@@ -244,6 +258,8 @@ struct Counts<'a> {
     #[serde(borrow)]
     output_tokens_details: Option<&'a RawValue>,
     #[serde(borrow)]
+    total_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
     cache_read_input_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     cache_creation_input_tokens: Option<&'a RawValue>,
@@ -302,5 +318,80 @@ fn count(number: Option<&RawValue>) -> Option<u64> {
 fn replace<T>(old: &mut Option<T>, new: Option<T>) {
     if new.is_some() {
         *old = new;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::Tally;
+    use crate::protocol::Protocol;
+
+    const PROTOCOLS: [Protocol; 3] = [Protocol::Chat, Protocol::Responses, Protocol::Messages];
+
+    fn names(protocol: Protocol) -> (&'static str, &'static str) {
+        match protocol {
+            Protocol::Chat => ("prompt", "completion"),
+            Protocol::Responses | Protocol::Messages => ("input", "output"),
+        }
+    }
+
+    fn report(protocol: Protocol, [input, output, reasoning, total]: [u64; 4]) -> String {
+        let (heard, written) = names(protocol);
+        format!(
+            r#"{{"{heard}_tokens":{input},"{written}_tokens":{output},"{written}_tokens_details":{{"reasoning_tokens":{reasoning}}},"total_tokens":{total}}}"#
+        )
+    }
+
+    fn output(protocol: Protocol, usage: &str) -> u64 {
+        let mut tally = Tally::default();
+        assert!(tally.read(protocol, usage.as_bytes()), "{usage}");
+        let usage = tally.usage(protocol).unwrap();
+        assert_eq!(usage.output, tally.output());
+        usage.output.0
+    }
+
+    /// G9: reasoning that a provider counts beside the output, or in the total alone, is output.
+    #[test]
+    fn reasoning_beside_the_output_is_output() {
+        for protocol in [Protocol::Chat, Protocol::Responses] {
+            for (counts, expected) in [
+                ([10, 5, 0, 8015], 8005),
+                ([10, 5, 9000, 9015], 9005),
+                ([10, 5, 9000, 15], 9005),
+                ([10, 5000, 4990, 5010], 5000),
+                ([10, 5, 0, 15], 5),
+                ([10, 5, 0, 0], 5),
+            ] {
+                assert_eq!(output(protocol, &report(protocol, counts)), expected, "{counts:?}");
+            }
+        }
+        assert_eq!(output(Protocol::Chat, r#"{"total_tokens":9000}"#), 9000);
+        // The cache stands beside the input: a total would count it twice.
+        let messages = r#"{"input_tokens":1,"output_tokens":5,"total_tokens":900}"#;
+        assert_eq!(output(Protocol::Messages, messages), 5);
+    }
+
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![4 => 0_u64..10_000, 1 => u64::MAX - 9..=u64::MAX]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// G9: no part of a report is above what is charged for it.
+        #[test]
+        fn the_output_is_at_least_each_part_of_it(
+            protocol in prop::sample::select(&PROTOCOLS[..]),
+            counts in prop::array::uniform4(number()),
+        ) {
+            let [input, written, reasoning, total] = counts;
+            let output = output(protocol, &report(protocol, counts));
+            prop_assert!(output >= written.max(reasoning));
+            if protocol != Protocol::Messages {
+                prop_assert!(output >= total.saturating_sub(input));
+            }
+        }
     }
 }

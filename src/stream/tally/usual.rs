@@ -16,6 +16,7 @@ pub(super) fn read(protocol: Protocol, usage: &[u8]) -> Option<Said> {
             b"completion_tokens" => Name::CompletionTokens,
             b"input_tokens" => Name::InputTokens,
             b"output_tokens" => Name::OutputTokens,
+            b"total_tokens" => Name::TotalTokens,
             b"cache_read_input_tokens" => Name::CacheRead,
             b"cache_creation_input_tokens" => Name::CacheWrite,
             b"prompt_tokens_details" => return found.details(Side::Prompt, value),
@@ -40,6 +41,7 @@ enum Name {
     CompletionTokens,
     InputTokens,
     OutputTokens,
+    TotalTokens,
     CacheRead,
     CacheWrite,
     /// The first of those in the details of each [`Side`].
@@ -117,6 +119,7 @@ impl Found {
         Said {
             input: count(input),
             output: count(output),
+            total: count(Name::TotalTokens).filter(|_| protocol != Protocol::Messages),
             cache_read: count(Name::CacheRead).or(detail(heard, 0)),
             cache_write: count(Name::CacheWrite),
             cache_write_1h: detail(Side::CacheWrite, 3),

@@ -171,6 +171,7 @@ const NAMES: &[&str] = &[
 const COUNTS: &[&str] = &[
     "prompt_tokens",
     "completion_tokens",
+    "total_tokens",
     "input_tokens",
     "output_tokens",
     "cache_read_input_tokens",

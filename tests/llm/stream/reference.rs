@@ -192,7 +192,18 @@ impl Model {
         };
         let details = |of: &str| &usage[format!("{of}_details")];
         set(&mut self.input, &usage[input]);
-        set(&mut self.output, &usage[output]);
+        let detail = &usage[format!("{output}_details")]["reasoning_tokens"];
+        let written = usage[output].as_u64().unwrap_or(0);
+        let mut whole = usage[output].as_u64();
+        if let Some(reasoning) = detail.as_u64().filter(|reasoning| *reasoning > written) {
+            whole = Some(written.saturating_add(reasoning));
+        }
+        let is_totalled = self.protocol != Protocol::Messages;
+        if let Some(total) = usage["total_tokens"].as_u64().filter(|_| is_totalled) {
+            let rest = total.saturating_sub(self.input.unwrap_or(0));
+            whole = whole.max(Some(rest).filter(|rest| *rest > 0));
+        }
+        self.output = whole.or(self.output);
         set(&mut self.cache_read, &details(input)["cached_tokens"]);
         set(&mut self.cache_read, &usage["cache_read_input_tokens"]);
         set(&mut self.cache_write, &usage["cache_creation_input_tokens"]);
