@@ -243,9 +243,9 @@ impl Report {
         if payload.error.is_some() {
             self.hear_end(Finish::Errored);
         }
-        if inner_usage(payload.message).is_some_and(|usage| self.hear_usage(usage)) {
-            // What had been generated when the message began; `message_delta` has the answer.
-            self.tally.forget_output();
+        if let Some(usage) = inner_usage(payload.message) {
+            // `message_delta` has the output.
+            self.tally.read_start(self.route.protocol(), usage.get().as_bytes());
         }
         if let Some(usage) = inner_usage(payload.response).or(payload.usage) {
             self.hear_usage(usage);

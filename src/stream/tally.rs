@@ -1,8 +1,8 @@
 //! Reads usage objects of the three protocols into one set of counts.
 //!
 //! All three report running totals, never differences, and may repeat themselves in part: for each
-//! count the last value wins. What is not a whole number of at least zero is no count, and is
-//! passed over.
+//! count the highest value wins, because what one answer used only grows. What is not a whole number
+//! of at least zero is no count, and is passed over.
 
 mod usual;
 
@@ -61,6 +61,15 @@ struct Extra {
 }
 
 impl Tally {
+    /// Reads what had been used when a message began: its output is not the answer's. Says no to what is not a usage
+    /// object.
+    pub(super) fn read_start(&mut self, protocol: Protocol, usage: &[u8]) -> bool {
+        let output = self.output;
+        let is_read = self.read(protocol, usage);
+        self.output = output;
+        is_read
+    }
+
     /// Says no to what is not a usage object.
     pub(super) fn read(&mut self, protocol: Protocol, usage: &[u8]) -> bool {
         let Some(said) = usual::read(protocol, usage).or_else(|| Said::parse(protocol, usage))
@@ -72,13 +81,13 @@ impl Tally {
             said.audio_output.filter(|count| *count > 0),
             said.extra,
         );
-        replace(&mut self.input, said.input);
-        replace(&mut self.output, said.whole_output(self.input));
-        replace(&mut self.cache_read, said.cache_read);
-        replace(&mut self.cache_write, said.cache_write);
-        replace(&mut self.cache_write_1h, said.cache_write_1h);
-        replace(&mut self.reasoning, said.reasoning);
-        replace(&mut self.cost, said.cost);
+        grow(&mut self.input, said.input);
+        grow(&mut self.output, said.whole_output(self.input));
+        grow(&mut self.cache_read, said.cache_read);
+        grow(&mut self.cache_write, said.cache_write);
+        grow(&mut self.cache_write_1h, said.cache_write_1h);
+        grow(&mut self.reasoning, said.reasoning);
+        grow(&mut self.cost, said.cost);
         true
     }
 
@@ -133,9 +142,9 @@ impl Tally {
             return;
         }
         let rare = self.rare.get_or_insert_default();
-        rare.audio_input = heard.unwrap_or(rare.audio_input);
-        rare.audio_output = spoken.unwrap_or(rare.audio_output);
-        rare.extra = extra.unwrap_or(rare.extra);
+        rare.audio_input = rare.audio_input.max(heard.unwrap_or(0));
+        rare.audio_output = rare.audio_output.max(spoken.unwrap_or(0));
+        rare.extra = rare.extra.max(extra.unwrap_or_default());
     }
 
     pub(super) fn cost(&self) -> Option<Nanodollars> {
@@ -144,10 +153,6 @@ impl Tally {
 
     pub(super) fn has_output(&self) -> bool {
         self.output.is_some()
-    }
-
-    pub(super) fn forget_output(&mut self) {
-        self.output = None;
     }
 }
 
@@ -198,6 +203,17 @@ impl Said {
             extra: counts.iterations.and_then(extra),
             cost: cost.and_then(|cost| Nanodollars::parse(cost.get())),
         })
+    }
+}
+
+impl Extra {
+    fn max(self, other: Self) -> Self {
+        Self {
+            input: self.input.max(other.input),
+            output: self.output.max(other.output),
+            cache_read: self.cache_read.max(other.cache_read),
+            cache_write: self.cache_write.max(other.cache_write),
+        }
     }
 }
 
@@ -315,10 +331,8 @@ fn count(number: Option<&RawValue>) -> Option<u64> {
     number?.get().parse().ok()
 }
 
-fn replace<T>(old: &mut Option<T>, new: Option<T>) {
-    if new.is_some() {
-        *old = new;
-    }
+fn grow<T: Ord + Copy>(old: &mut Option<T>, new: Option<T>) {
+    *old = (*old).max(new);
 }
 
 #[cfg(test)]
@@ -373,12 +387,49 @@ mod tests {
         assert_eq!(output(Protocol::Messages, messages), 5);
     }
 
+    /// G9: what one answer used only grows; a retry inside the provider is part of it.
+    #[test]
+    fn a_lower_report_takes_nothing_back() {
+        let mut tally = Tally::default();
+        for usage in [
+            r#"{"input_tokens":5000,"cache_read_input_tokens":700,"cache_creation_input_tokens":30,"cache_creation":{"ephemeral_1h_input_tokens":20},"output_tokens":1,"iterations":[{"type":"compaction","input_tokens":9,"output_tokens":8}]}"#,
+            r#"{"input_tokens":1,"cache_read_input_tokens":0,"cache_creation_input_tokens":0,"cache_creation":{"ephemeral_1h_input_tokens":0},"output_tokens":40,"iterations":[]}"#,
+            r#"{"output_tokens":39}"#,
+        ] {
+            assert!(tally.read(Protocol::Messages, usage.as_bytes()));
+        }
+        assert!(tally.read_start(Protocol::Messages, br#"{"input_tokens":1,"output_tokens":77}"#));
+        let usage = tally.usage(Protocol::Messages).unwrap();
+        let counts = [usage.input, usage.cache_read, usage.cache_write, usage.cache_write_1h];
+        assert_eq!(counts.map(|tokens| tokens.0), [5739, 700, 30, 20]);
+        assert_eq!(usage.output.0, 48);
+    }
+
     fn number() -> impl Strategy<Value = u64> {
         prop_oneof![4 => 0_u64..10_000, 1 => u64::MAX - 9..=u64::MAX]
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// G9: each report leaves every count where it was or raises it, in either order.
+        #[test]
+        fn reports_only_grow(
+            protocol in prop::sample::select(&PROTOCOLS[..]),
+            reports in prop::collection::vec(prop::array::uniform4(number()), 1..5),
+        ) {
+            let mut tally = Tally::default();
+            let mut before = (0, 0, 0);
+            for counts in &reports {
+                tally.read(protocol, report(protocol, *counts).as_bytes());
+                let usage = tally.usage(protocol).unwrap();
+                let now = (usage.input.0, usage.output.0, usage.reasoning.0);
+                prop_assert!(now.0 >= before.0.max(counts[0]));
+                prop_assert!(now.1 >= before.1.max(counts[1]));
+                prop_assert!(now.2 >= before.2);
+                before = now;
+            }
+        }
 
         /// G9: no part of a report is above what is charged for it.
         #[test]

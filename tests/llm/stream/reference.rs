@@ -166,8 +166,9 @@ impl Model {
 
     fn payload(&mut self, json: &Value) {
         if json["message"]["usage"].is_object() {
+            let output = self.output;
             self.count(&json["message"]["usage"]);
-            self.output = None;
+            self.output = output;
         }
         if json["response"]["usage"].is_null() {
             self.top_level(json);
@@ -185,7 +186,7 @@ impl Model {
     }
 
     fn count(&mut self, usage: &Value) {
-        let set = |count: &mut Option<u64>, value: &Value| *count = value.as_u64().or(*count);
+        let set = |count: &mut Option<u64>, value: &Value| *count = value.as_u64().max(*count);
         let (input, output) = match self.protocol {
             Protocol::Chat => ("prompt_tokens", "completion_tokens"),
             Protocol::Responses | Protocol::Messages => ("input_tokens", "output_tokens"),
@@ -203,9 +204,10 @@ impl Model {
             let rest = total.saturating_sub(self.input.unwrap_or(0));
             whole = whole.max(Some(rest).filter(|rest| *rest > 0));
         }
-        self.output = whole.or(self.output);
-        set(&mut self.cache_read, &details(input)["cached_tokens"]);
-        set(&mut self.cache_read, &usage["cache_read_input_tokens"]);
+        self.output = self.output.max(whole);
+        let read = &usage["cache_read_input_tokens"];
+        let detail = &details(input)["cached_tokens"];
+        set(&mut self.cache_read, if read.is_u64() { read } else { detail });
         set(&mut self.cache_write, &usage["cache_creation_input_tokens"]);
         let hour = &usage["cache_creation"]["ephemeral_1h_input_tokens"];
         set(&mut self.cache_write_1h, hour);
