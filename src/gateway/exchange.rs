@@ -41,6 +41,7 @@ use charge::Silence;
 pub use followed::{Broken, Followed};
 
 /// A request being served. It rides in the response's body and ends with it.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Exchange {
     gateway: Arc<Gateway>,
     /// The one that was in force when the request came.
@@ -80,6 +81,8 @@ pub struct Exchange {
     is_stream: bool,
     /// The answer has said itself that it has ended.
     has_finished: bool,
+    /// The answer has come to its end, and the end was no error.
+    is_whole: bool,
     /// The answer is of a form that is not read, or was lost in it.
     is_unreadable: bool,
     /// The model's metrics, once the upstream has accepted its name.
@@ -148,6 +151,7 @@ impl Exchange {
             choices: 1,
             is_stream: false,
             has_finished: false,
+            is_whole: false,
             is_unreadable: false,
             metered: None,
             until_cut,

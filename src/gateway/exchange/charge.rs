@@ -1,8 +1,8 @@
 //! The one estimate of what a call used, whichever way it ended.
 //!
-//! A provider's last word is believed, unless it says less than was seen. Without one, what the
-//! upstream wrote where nobody could see it counts as all that was reserved; of a stream that stops
-//! with its reader, what was seen counts, and the time in which nothing was.
+//! A provider's last word is believed, unless it says less than was seen. Without one, an answer
+//! that has ended, or that nobody could see, counts as all that was reserved; of a stream that
+//! stopped before its end, what was seen counts, and the time in which nothing was.
 //!
 //! **Invariant:** the output is never less than what was seen at least, never falls when more is
 //! seen, and, where nobody reported, is more than was reserved only if more was seen.
@@ -31,7 +31,7 @@ struct Account {
     estimate: Tokens,
     /// What may have been written in the time in which no text came.
     unseen: Tokens,
-    /// Whether all text that was written has been seen, but for `unseen`.
+    /// Whether the answer stopped before its end, and all text that was written has been seen, but for `unseen`.
     is_seen: bool,
 }
 
@@ -67,6 +67,7 @@ impl Exchange {
     pub(super) fn reported(&mut self, observer: &Observer, source: Source) {
         self.has_finished |= self.outcome == Outcome::Completed;
         let is_final = self.has_finished || observer.finish() == Finish::Terminated;
+        self.is_whole = is_final && observer.finish() != Finish::Errored;
         self.has_finished |= observer.finish() != Finish::Unfinished;
         self.cost = observer.cost();
         self.at_least = observer.output_at_least();
@@ -76,7 +77,7 @@ impl Exchange {
             Usage { source, ..usage }
         });
         self.reported = whole.or_else(|| {
-            let so_far = observer.usage_so_far().filter(|usage| !usage.input.is_zero())?;
+            let so_far = observer.usage_so_far()?;
             Some(Usage { source: Source::Estimated, ..so_far })
         });
     }
@@ -96,7 +97,7 @@ impl Exchange {
             },
             estimate: self.estimate,
             unseen: self.silence.tokens(until, self.choices),
-            is_seen: self.is_stream && !goes_on && !self.is_unreadable,
+            is_seen: self.is_stream && !goes_on && !self.is_unreadable && !self.is_whole,
         }
         .usage()
     }

@@ -30,7 +30,7 @@ async fn a_call_is_charged_by_the_price_table() {
 #[tokio::test]
 async fn spent_money_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| dollars(config, "0.0062")).await;
-    app.client().post("/v1/messages", &call("fake/input=0,output=60")).await;
+    app.client().post("/v1/messages", &call("fake/input=0,output=59")).await;
     let expected = [
         ("/v1/chat/completions", 402, "insufficient_quota"),
         ("/v1/messages", 402, "billing_error"),

@@ -104,6 +104,10 @@ async fn a_stream_without_a_terminator_gets_none_from_us() {
     let (events, in_order) = stream.rest().await;
     assert!(in_order && !events.contains("message_stop"), "{events}");
     assert_eq!(events.matches("content_block_delta").count(), 2 * 2, "{events}");
+    // G15: without a report, what was reserved.
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    let usage = &settled["usage"];
+    assert_eq!((&usage["output"], &usage["source"]), (&json!(100), &json!("estimated")));
     app.stop().await;
 }
 
