@@ -24,6 +24,7 @@ mod pattern;
 mod report;
 mod sse;
 mod tally;
+mod unknown;
 mod whole;
 mod written;
 

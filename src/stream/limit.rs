@@ -53,6 +53,8 @@ pub const OUTPUT_LIMIT_REACHED: &str = "output_limit_reached";
 pub(super) struct Limit {
     allowance: Allowance,
     progress: Progress,
+    /// The latest event had text that no protocol has: something goes on, whatever is open.
+    is_unknown: bool,
     is_cut: bool,
 }
 
@@ -100,7 +102,7 @@ impl Limit {
             Protocol::Messages => Progress::Messages(messages::Message::default()),
             Protocol::Responses => Progress::Responses(responses::Response::default()),
         };
-        Self { allowance, progress, is_cut: false }
+        Self { allowance, progress, is_unknown: false, is_cut: false }
     }
 
     /// Follows an event, and counts what it writes. Chat's have no name. Returns the text of an event that brings one
@@ -111,6 +113,7 @@ impl Limit {
         data: &[u8],
         written: &mut Written,
     ) -> Option<LoneText> {
+        self.is_unknown = false;
         match &mut self.progress {
             Progress::Chat(answer) => answer.hear(data, written),
             Progress::Messages(message) => message.hear(name, data, written),
@@ -118,8 +121,14 @@ impl Limit {
         }
     }
 
+    /// The event that was heard last has text that no protocol has.
+    pub(super) fn hear_unknown(&mut self) {
+        self.is_unknown = true;
+    }
+
     /// Follows an event like one that has been heard, with another text, which is counted already.
     pub(super) fn hear_repeated(&mut self, event: &Repeated<'_>) {
+        self.is_unknown = false;
         match (&mut self.progress, event.effect) {
             (Progress::Chat(answer), Effect::Choice(update)) => answer.advance(update),
             (Progress::Messages(message), _) => message.go_on(),
@@ -156,11 +165,12 @@ impl Limit {
     }
 
     fn state(&self) -> State {
-        match &self.progress {
+        let state = match &self.progress {
             Progress::Chat(answer) => answer.state(),
             Progress::Messages(message) => message.state(),
             Progress::Responses(response) => response.state(),
-        }
+        };
+        if state == State::Ended && self.is_unknown { State::Halfway } else { state }
     }
 
     fn finish(&self, usage: &Usage) -> Vec<u8> {

@@ -16,7 +16,7 @@ use super::pattern::{LoneText, Pattern};
 use super::sse::Event;
 use super::tally::{Tally, object};
 use super::written::Written;
-use super::{Finish, delta};
+use super::{Finish, delta, unknown};
 use crate::budget::{Nanodollars, Usage};
 use crate::protocol::{Protocol, Route};
 
@@ -161,10 +161,45 @@ impl Report {
         LoneText::at(start, data, Effect::None)
     }
 
+    /// Counts the text of an event beyond what was `counted` before it and has been counted of it. The event's `lone`
+    /// text stays so where it is all of its text.
+    fn count_unknown(
+        &mut self,
+        name: &[u8],
+        data: &[u8],
+        counted: u64,
+        lone: Option<LoneText>,
+    ) -> Option<LoneText> {
+        let Some(carried) = unknown::measure(self.route.protocol(), name, data) else {
+            return lone;
+        };
+        if carried.is_partial {
+            self.written.hide();
+        }
+        let rest = carried.bytes.saturating_sub(self.written.bytes() - counted);
+        if rest > 0 {
+            self.written.add_length(rest);
+            if let Some(limit) = &mut self.limit {
+                limit.hear_unknown();
+            }
+        }
+        lone.filter(|lone| carried.only == Some(lone.place.start))
+    }
+
+    /// Counts the output that the last event of a response has beyond what was seen.
+    fn count_output(&mut self, response: Option<&RawValue>) {
+        let output = response.and_then(|response| object::<Inner<'_>>(response.get().as_bytes()));
+        let Some(output) = output.and_then(|response| response.output) else { return };
+        let length = unknown::output_length(output.get().as_bytes());
+        self.written.add_length(length.saturating_sub(self.written.bytes()));
+    }
+
     /// Hears a chunk; returns its text, if it is one and the chunk says nothing else.
     fn hear_chunk(&mut self, event: &Event<'_>) -> (Heard, Option<LoneText>) {
         let data = &*event.data;
+        let counted = self.written.bytes();
         let lone = self.count_chunk(data);
+        let lone = self.count_unknown(b"", data, counted, lone);
         if data == b"[DONE]" {
             self.hear_end(Finish::Terminated);
         } else if event.name == b"error" {
@@ -192,10 +227,12 @@ impl Report {
             b"" | b"message" => leading_type(data).or_else(|| any_type(data)),
             name => Some(name),
         };
+        let counted = self.written.bytes();
         let lone = match &mut self.limit {
             Some(limit) => limit.hear(name.unwrap_or_default(), data, &mut self.written),
             None => self.count_named(name.unwrap_or_default(), data),
         };
+        let lone = self.count_unknown(name.unwrap_or_default(), data, counted, lone);
         match name {
             // Whatever its data.
             Some(b"error") => self.hear_end(Finish::Errored),
@@ -247,6 +284,9 @@ impl Report {
             // `message_delta` has the output.
             self.tally.read_start(self.route.protocol(), usage.get().as_bytes());
         }
+        if self.route.protocol() == Protocol::Responses {
+            self.count_output(payload.response);
+        }
         if let Some(usage) = inner_usage(payload.response).or(payload.usage) {
             self.hear_usage(usage);
         }
@@ -282,6 +322,8 @@ struct Payload<'a> {
 struct Inner<'a> {
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]

@@ -52,6 +52,11 @@ impl Written {
         self.is_partial = true;
     }
 
+    /// Length of the text so far, in JSON.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Texts so far: it grows with each event that brings one.
     pub(super) fn pieces(&self) -> u64 {
         self.pieces

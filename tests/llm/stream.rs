@@ -5,6 +5,7 @@ mod leaving;
 mod limit;
 mod reference;
 mod repeated;
+mod unknown;
 
 use std::fmt::Write;
 use std::fs;

@@ -20,6 +20,12 @@ const CHAT: &[&str] = &[
     r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT"}},{"index":1,"delta":{}}]}"#,
     r#"data: {"choices":[{"delta":{"thinking_blocks":[{"thinking":"TEXT"}],"reasoning_content":"TEXT"}}]}"#,
     r#"data: {"id":"c","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":NUMBER}}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT","zzz":"TEXT"}}]}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT","zzz":"word"}}]}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":[{"type":"text","text":"TEXT"}]}}]}"#,
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"TEXT","reasoning":"a","reasoning_details":[{"text":"TEXT"}]}}]}"#,
+    r#"data: {"delta":"TEXT","zzz":"word","choices":[{"index":0,"message":{"content":"TEXT"}}]}"#,
+    r#"data: {"choices":[{"index":0,"id":{"delta":{"content":"TEXT"}},"zzz":"word"}]}"#,
     "data: [DONE]",
 ];
 
@@ -32,6 +38,7 @@ const MESSAGES: &[&str] = &[
     "event: content_block_delta\ndata:{\"type\":\"content_block_delta\",\"index\":1,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"TEXT\"}}",
     r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"TEXT"}}"#,
     r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"TEXT","partial_json":"TEXT"}}"#,
+    r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"TEXT","zzz":"word"}}"#,
     r#"data: {"type":"content_block_stop","index":0}"#,
     "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":NUMBER}}",
 ];
@@ -44,6 +51,7 @@ const RESPONSES: &[&str] = &[
     "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"sequence_number\":NUMBER,\"item_id\":\"i\",\"output_index\":0,\"content_index\":0,\"delta\":\"TEXT\",\"logprobs\":[],\"obfuscation\":\"PAD\"}",
     r#"data: {"delta":"TEXT","item_id":"i","type":"response.output_text.delta","sequence_number":NUMBER}"#,
     r#"data: {"type":"response.output_text.delta","output_index":0,"delta":"TEXT","x":{"sequence_number":NUMBER,"delta":"TEXT"}}"#,
+    r#"data: {"type":"response.output_text.delta","output_index":0,"delta":"TEXT","zzz":"word"}"#,
     r#"data: {"type":"response.function_call_arguments.delta","sequence_number":NUMBER,"output_index":1,"delta":"TEXT"}"#,
     r#"data: {"type":"response.reasoning_summary_text.delta","sequence_number":NUMBER,"delta":"TEXT"}"#,
     r#"data: {"type":"response.output_item.done","sequence_number":NUMBER,"output_index":0,"item":{"id":"i","type":"message"}}"#,

@@ -1,0 +1,264 @@
+//! Measures what an event carries that is not counted as text: members that no protocol has, text in a place of its
+//! own, data that is no JSON object.
+//!
+//! All strings of an event are text, but for those under the names that are known to hold none. What the ordinary way
+//! has counted of them is taken off. So a provider's new member costs something from its first day.
+//!
+//! **Invariant:** one walk from string to string, without a stack; of data that is no array or object all is text.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+
+use crate::base::json::split_string;
+use crate::protocol::Protocol;
+
+/// What an event carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Carried {
+    /// Bytes of text.
+    pub(super) bytes: u64,
+    /// Where its text begins, behind the quote, if it is one string.
+    pub(super) only: Option<usize>,
+    /// Part of the reasoning is sealed, or may be.
+    pub(super) is_partial: bool,
+}
+
+/// Measures the text in an event; `name` is the event's, empty in chat.
+pub(super) fn measure(protocol: Protocol, name: &[u8], data: &[u8]) -> Option<Carried> {
+    if !may_write(protocol, name, data) {
+        return None;
+    }
+    if !matches!(data.trim_ascii_start().first(), Some(b'{' | b'[')) {
+        return Some(Carried { bytes: data.len() as u64, ..Carried::default() });
+    }
+    let mut walk = Walk::new(Key::of, protocol == Protocol::Chat);
+    let is_json = walk.read(data);
+    let carried = walk.carried();
+    Some(Carried { only: carried.only.filter(|_| is_json), ..carried })
+}
+
+/// Bytes of text in the `output` of a response, which repeats all that was written.
+pub(super) fn output_length(output: &[u8]) -> u64 {
+    let mut walk = Walk::new(Key::of_output, false);
+    if walk.read(output) { walk.carried().bytes } else { 0 }
+}
+
+/// Whether the event is one that brings text for the first time. The others repeat it, or tell of the request.
+fn may_write(protocol: Protocol, name: &[u8], data: &[u8]) -> bool {
+    match (protocol, name) {
+        (Protocol::Chat, _) => data != b"[DONE]",
+        (_, b"error" | b"ping" | b"keepalive") => false,
+        // A result is read, not written.
+        (Protocol::Messages, b"content_block_start") => RESULT.find(data).is_none(),
+        (Protocol::Messages, name) => !matches!(
+            name,
+            b"message_start" | b"message_delta" | b"message_stop" | b"content_block_stop"
+        ),
+        // A summary is not what was written.
+        (_, b"response.reasoning_summary_text.delta") => false,
+        (Protocol::Responses, name) => name.ends_with(b".delta") || !name.starts_with(b"response."),
+    }
+}
+
+/// A walk from string to string.
+struct Walk {
+    kind: fn(&[u8]) -> Key,
+    is_chat: bool,
+    depth: usize,
+    /// The depth of the value that is passed over, 0 outside of one.
+    skipped: usize,
+    key: Key,
+    is_after_key: bool,
+    /// The value that holds reasoning: its depth and its place.
+    reasoning: Option<(usize, usize)>,
+    texts: u64,
+    /// By name: the same reasoning under several names counts once.
+    reasonings: [u64; 3],
+    /// Strings with text.
+    pieces: usize,
+    start: usize,
+    is_partial: bool,
+}
+
+/// What stands under a key.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Key {
+    #[default]
+    Text,
+    /// A string that is no text.
+    Name,
+    /// No text, however deep.
+    Nothing,
+    /// Reasoning, by its place.
+    Reasoning(usize),
+}
+
+impl Walk {
+    fn new(kind: fn(&[u8]) -> Key, is_chat: bool) -> Self {
+        Self {
+            kind,
+            is_chat,
+            depth: 0,
+            skipped: 0,
+            key: Key::Text,
+            is_after_key: false,
+            reasoning: None,
+            texts: 0,
+            reasonings: [0; 3],
+            pieces: 0,
+            start: 0,
+            is_partial: false,
+        }
+    }
+
+    /// Says whether the data is one array or object and nothing else. What stands behind it is text.
+    fn read(&mut self, data: &[u8]) -> bool {
+        let mut rest = data;
+        while let Some((byte, after)) = rest.split_first() {
+            rest = after;
+            match byte {
+                b'"' => {
+                    let start = data.len() - rest.len();
+                    let (text, after) = split_string(rest);
+                    rest = after;
+                    let is_ended = start + text.len() < data.len();
+                    if rest.trim_ascii_start().starts_with(b":") {
+                        self.key = (self.kind)(text);
+                        self.is_after_key = true;
+                    } else if is_ended || self.is_after_key {
+                        self.text(text, start);
+                    }
+                }
+                b'{' | b'[' => self.open(),
+                b'}' | b']' if self.depth > 1 => self.close(),
+                b'}' | b']' => {
+                    self.texts += rest.trim_ascii().len() as u64;
+                    return rest.trim_ascii().is_empty();
+                }
+                _ => (),
+            }
+        }
+        false
+    }
+
+    fn open(&mut self) {
+        self.depth += 1;
+        let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
+        match self.key {
+            Key::Nothing if is_member => self.skipped = self.depth,
+            Key::Reasoning(place) if is_member && self.reasoning.is_none() => {
+                self.reasoning = Some((self.depth, place));
+            }
+            _ => (),
+        }
+    }
+
+    fn close(&mut self) {
+        if self.skipped == self.depth {
+            self.skipped = 0;
+        }
+        self.reasoning = self.reasoning.filter(|(depth, _)| *depth != self.depth);
+        self.depth -= 1;
+    }
+
+    fn text(&mut self, text: &[u8], start: usize) {
+        self.is_after_key = false;
+        if text.is_empty() || self.skipped > 0 {
+            return;
+        }
+        self.is_partial |= self.reasoning.is_some_and(|(_, place)| place == DETAILS);
+        // An id that a provider puts beside the choices of each chunk is no text.
+        let is_id = self.is_chat && self.depth == 1 && text.len() <= MAX_ID;
+        if is_id || matches!(self.key, Key::Name | Key::Nothing) {
+            return;
+        }
+        let length = text.len() as u64;
+        match (self.reasoning, self.key) {
+            (Some((_, place)), _) | (None, Key::Reasoning(place)) => {
+                self.reasonings[place] += length;
+            }
+            _ => self.texts += length,
+        }
+        self.pieces += 1;
+        self.start = start;
+    }
+
+    fn carried(&self) -> Carried {
+        let reasoning = self.reasonings.iter().copied().max().unwrap_or(0);
+        Carried {
+            bytes: self.texts + reasoning,
+            only: (self.pieces == 1).then_some(self.start),
+            is_partial: self.is_partial,
+        }
+    }
+}
+
+impl Key {
+    /// Of an event that brings text.
+    fn of(name: &[u8]) -> Self {
+        match name {
+            b"reasoning_content" | b"thinking" => Self::Reasoning(0),
+            b"reasoning" => Self::Reasoning(1),
+            b"reasoning_details" => Self::Reasoning(DETAILS),
+            b"id"
+            | b"object"
+            | b"model"
+            | b"type"
+            | b"role"
+            | b"index"
+            | b"format"
+            | b"provider"
+            | b"system_fingerprint"
+            | b"service_tier"
+            | b"finish_reason"
+            | b"stop_reason"
+            | b"native_finish_reason"
+            | b"matched_stop"
+            | b"call_id"
+            | b"tool_call_id"
+            | b"tool_use_id"
+            | b"item_id"
+            | b"obfuscation"
+            // Sealed, and what is no text.
+            | b"signature" | b"encrypted_content" | b"data" | b"url" | b"b64_json" => Self::Name,
+            // What is said of the text, and what the model read.
+            b"usage"
+            | b"x_groq"
+            | b"error"
+            | b"logprobs"
+            | b"prompt_logprobs"
+            | b"token_ids"
+            | b"prompt_token_ids"
+            | b"content_filter_results"
+            | b"prompt_filter_results"
+            | b"content_filter_offsets"
+            | b"annotations"
+            | b"citations"
+            | b"citation"
+            | b"search_results"
+            // Once more what stands beside them.
+            | b"thinking_blocks" | b"provider_specific_fields" => Self::Nothing,
+            _ => Self::Text,
+        }
+    }
+
+    /// Of the output of a response: its tools' results were read, and summaries are counted by nobody.
+    fn of_output(name: &[u8]) -> Self {
+        match name {
+            b"text" | b"refusal" | b"arguments" | b"input" | b"code" => Self::Text,
+            b"summary" | b"results" | b"result" | b"outputs" | b"output" | b"logprobs"
+            | b"annotations" | b"tools" | b"action" => Self::Nothing,
+            _ => Self::Name,
+        }
+    }
+}
+
+/// The place of `reasoning_details`.
+const DETAILS: usize = 2;
+
+/// Bytes of an id.
+const MAX_ID: usize = 64;
+
+/// The types of blocks that hold what a tool of the provider returned.
+static RESULT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("_tool_result\""));

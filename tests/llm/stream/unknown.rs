@@ -1,0 +1,134 @@
+//! Text where no protocol has it: it counts towards the cut and towards what was seen.
+
+use cogni_gateway::budget::Tokens;
+use cogni_gateway::protocol::Route;
+use cogni_gateway::stream::{Allowance, Cutoff, Observer};
+
+use super::{Reading, shown};
+
+/// Ten words, 50 bytes.
+const WORDS: &str = "word word word word word word word word word word ";
+
+/// Chunks with text that the protocol has elsewhere, or nowhere.
+const UNKNOWN: &[&str] = &[
+    r#"data: {"choices":[{"index":0,"delta":{"zzz":"WORDS"}}]}"#,
+    r#"data: {"choices":[{"index":0,"delta":{"content":"","zzz":{"deep":["WORDS"]}}}]}"#,
+    r#"data: {"choices":[{"index":0,"delta":{"content":[{"type":"text","text":"WORDS"}]}}]}"#,
+    r#"data: {"choices":[{"index":0,"delta":{"reasoning_details":[{"type":"reasoning.text","text":"WORDS"}]}}]}"#,
+    r#"data: {"choices":[{"index":0,"message":{"content":"WORDS"}}]}"#,
+    r#"data: {"choices":[{"index":"0","delta":{"content":"WORDS"}}]}"#,
+    r#"data: {"data":{"choices":[{"index":0,"delta":{"content":"WORDS"}}]}}"#,
+    r#"data: [{"choices":[{"index":0,"delta":{"content":"WORDS"}}]}]"#,
+    r#"data: {"choices":[{"index":0,"delta":{"content":"WORDS"}}]"#,
+    r#"data: {"choices":[{"index":0,"delta":{"content":"WORDS","content":""}}]}"#,
+    "data: WORDS",
+];
+
+/// Chunks whose strings are no text of the answer.
+const QUIET: &[&str] = &[
+    ": WORDS",
+    "id: WORDS\ndata: {}",
+    "event: WORDS\ndata: {}",
+    r#"data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant"},"logprobs":{"content":[{"token":"WORDS"}]}}]}"#,
+    r#"data: {"choices":[{"index":0,"delta":{"audio":{"id":"a","data":"WORDS"}}}]}"#,
+    r#"data: {"choices":[{"index":0,"delta":{"images":[{"image_url":{"url":"WORDS"}}]}}]}"#,
+    r#"data: {"choices":[{"index":0,"delta":{"annotations":[{"title":"WORDS"}]}}],"obfuscation":"WORDS"}"#,
+    r#"data: {"choices":[],"x_groq":{"id":"WORDS"},"provider":"WORDS"}"#,
+];
+
+fn limited(route: Route) -> Observer {
+    let allowance = Allowance { input: Tokens(5), output: Tokens(100), cutoff: Cutoff::Graceful };
+    shown(route).limited(allowance)
+}
+
+fn stream(event: &str) -> String {
+    format!("{}\n\n", event.replace("WORDS", WORDS)).repeat(400)
+}
+
+/// G9, G15: a stream is cut at its grant, whatever member its text stands in.
+#[test]
+fn text_of_unknown_form_is_cut_and_counted() {
+    for event in UNKNOWN {
+        let stream = stream(event);
+        let seen = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
+        assert!(seen.at_least >= Tokens(400 * 50 / 16), "{event}: {:?}", seen.at_least);
+        assert!(seen.estimate >= Tokens(400 * 50 / 3), "{event}: {:?}", seen.estimate);
+        let cut = Reading::of(limited(Route::ChatCompletions), stream.as_bytes(), []);
+        assert!(cut.is_cut, "{event}");
+        let words = String::from_utf8(cut.passed).unwrap().matches("word").count();
+        assert!(words <= 100 * 16 / 5 + 10, "{event}: {words} words have passed");
+    }
+}
+
+/// G9: framing, names and what describes the text are no text: no honest stream is cut by them.
+#[test]
+fn framing_and_names_are_no_text() {
+    for event in QUIET {
+        let stream = stream(event);
+        let reading = Reading::of(limited(Route::ChatCompletions), stream.as_bytes(), []);
+        assert!(!reading.is_cut, "{event}");
+        assert_eq!(reading.at_least, Tokens::ZERO, "{event}");
+    }
+}
+
+/// G9: reasoning that an upstream sends under several names counts once.
+#[test]
+fn repeated_reasoning_counts_once() {
+    let event = r#"data: {"choices":[{"index":0,"delta":{"content":"","reasoning":"WORDS","reasoning_content":"WORDS","reasoning_details":[{"type":"reasoning.text","text":"WORDS"}],"thinking_blocks":[{"thinking":"WORDS"}]}}]}"#;
+    let stream = stream(event);
+    let reading = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
+    assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
+}
+
+/// G9: a Responses stream may have its text in its last event alone; text that was streamed counts once.
+#[test]
+fn the_last_event_of_a_response_tells_what_was_written() {
+    let words = WORDS.repeat(400);
+    let delta = format!(r#"data: {{"type":"response.output_text.delta","delta":"{words}"}}"#);
+    let last = format!(
+        r#"data: {{"type":"response.completed","response":{{"instructions":"{words}{words}","output":[{{"type":"reasoning","id":"{words}","encrypted_content":"{words}","summary":[{{"text":"{words}"}}]}},{{"type":"message","content":[{{"type":"output_text","text":"{words}","annotations":[{{"title":"{words}"}}]}}]}},{{"type":"file_search_call","results":[{{"text":"{words}"}}]}}]}}}}"#
+    );
+    for stream in [format!("{last}\n\n"), format!("{delta}\n\n{last}\n\n")] {
+        let reading = Reading::of(shown(Route::Responses), stream.as_bytes(), []);
+        assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
+    }
+}
+
+/// G9: in Messages and Responses too, an unknown delta is text; results, citations and signatures are not.
+#[test]
+fn named_events_of_unknown_form_count() {
+    for (route, event, counts) in [
+        (
+            Route::Messages,
+            r#"data: {"type":"content_block_delta","delta":{"type":"new_delta","zzz":"WORDS"}}"#,
+            true,
+        ),
+        (Route::Messages, r#"data: {"type":"new_event","zzz":"WORDS"}"#, true),
+        (
+            Route::Messages,
+            r#"data: {"type":"content_block_delta","delta":{"type":"signature_delta","signature":"WORDS"}}"#,
+            false,
+        ),
+        (
+            Route::Messages,
+            r#"data: {"type":"content_block_delta","delta":{"type":"citations_delta","citation":{"cited_text":"WORDS"}}}"#,
+            false,
+        ),
+        (
+            Route::Messages,
+            r#"data: {"type":"content_block_start","content_block":{"type":"web_search_tool_result","content":[{"title":"WORDS"}]}}"#,
+            false,
+        ),
+        (Route::Responses, r#"data: {"type":"response.new.delta","delta":{"zzz":"WORDS"}}"#, true),
+        (Route::Responses, r#"data: {"type":"new_event","zzz":"WORDS"}"#, true),
+        (
+            Route::Responses,
+            r#"data: {"type":"response.created","response":{"instructions":"WORDS"}}"#,
+            false,
+        ),
+        (Route::Responses, r#"data: {"type":"response.output_text.done","text":"WORDS"}"#, false),
+    ] {
+        let reading = Reading::of(limited(route), stream(event).as_bytes(), []);
+        assert_eq!(!reading.at_least.is_zero(), counts, "{event}");
+    }
+}
