@@ -213,6 +213,7 @@ impl Extra {
             output: self.output.max(other.output),
             cache_read: self.cache_read.max(other.cache_read),
             cache_write: self.cache_write.max(other.cache_write),
+            cache_write_1h: self.cache_write_1h.max(other.cache_write_1h),
         }
     }
 }
