@@ -321,6 +321,7 @@ mod tests {
             max_files: 1024,
             cgroup: None,
             is_rootless: false,
+            limits_sockets: false,
         };
         let made = serde_json::to_value(oci::config(spec, &place)).expect("it is JSON");
         let args = made["process"]["args"].as_array().expect("it has arguments").iter();

@@ -124,7 +124,7 @@ fn what_is_left_is_asked_before_it_is_killed() {
     let sandbox = Sandbox::new();
     // A signal that meets a shell's child between its fork and its exec is lost: `ready` is said behind the exec.
     let script = "
-        (sh -c 'trap \"echo asked; exit\" TERM; sleep 1000 &
+        (sh -c 'trap \"trap : TERM; echo asked; exit\" TERM; sleep 1000 &
             until grep -q sleep /proc/$!/comm; do :; done; echo ready; wait' > $0 &)
         until grep -qs ready $0; do sleep 0.01; done";
     let out = sandbox.path("out");
