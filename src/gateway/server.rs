@@ -59,9 +59,9 @@ pub struct Config {
 #[serde(rename_all = "snake_case")]
 pub enum LaneMode {
     /// A loop of our own, in front of hyper.
-    #[default]
     On,
     /// hyper, as of all else.
+    #[default]
     Off,
 }
 

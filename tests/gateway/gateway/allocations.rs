@@ -12,6 +12,7 @@ use std::thread;
 use cogni_gateway::app::App;
 use cogni_gateway::budget::{Nanodollars, Tokens};
 use cogni_gateway::config::Config;
+use cogni_gateway::gateway::server::LaneMode;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -75,6 +76,8 @@ fn counted(work: impl Fn(&mut Client) + Send + 'static) -> u64 {
 /// A run that every kind of budget limits.
 fn limited(directory: &Path, upstream: SocketAddr) -> Config {
     let mut config = configuration(directory, upstream);
+    // The figures are hyper's.
+    config.server.lane = LaneMode::Off;
     config.budget.max_turns = Some(u64::MAX);
     config.budget.max_total_tokens = Some(Tokens(u64::MAX / 2));
     config.budget.max_cost_usd = Some(Nanodollars(u64::MAX / 2));
