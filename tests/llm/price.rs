@@ -63,7 +63,9 @@ fn a_reservation_allocates_nothing() {
     let call = || {
         let price = prices.price("anthropic/claude-opus-4-5", true).unwrap();
         let ask = Ask { is_turn: true, input: Tokens(600), price, ..Ask::default() };
-        let _ = ledger.reserve(&ask).unwrap().settle(&Usage::default());
+        // A call that was charged nothing would meet the rate of those.
+        let usage = Usage { input: Tokens(600), ..Usage::default() };
+        let _ = ledger.reserve(&ask).unwrap().settle(&usage);
     };
     call();
     assert_eq!(allocations::count(|| (0..1000).for_each(|_| call())), 0);
