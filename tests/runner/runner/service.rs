@@ -68,7 +68,8 @@ fn charged(fact: &Fact) -> Value {
     })
 }
 
-/// R7: two chats of one conversation are executed in the same container, each as itself.
+/// R7: two chats of one conversation are executed in the same container, each as itself. The same key of another account is
+/// another conversation.
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_of_one_conversation_have_a_container_in_common() {
     let look = "cat said 2>/dev/null; echo $RUN_ID >> said; stat -c %i /proc/1/ns/pid >&2";
@@ -76,13 +77,12 @@ async fn chats_of_one_conversation_have_a_container_in_common() {
     let mut service = place.start();
     let mut chats = vec![];
     let mut found = vec![];
-    for account in ["acct-1", "acct-2"] {
-        let talk = json!({"stateKey": "talk", "branchKey": "talk", "account": account});
-        chats.push(Chat::new(&service, talk).await);
+    let talk = |account| json!({"stateKey": "talk", "branchKey": "talk", "account": account});
+    for _ in 0..2 {
+        chats.push(Chat::new(&service, talk("acct-1")).await);
         found.push(residents(&place));
     }
-    let other = json!({"stateKey": "other", "branchKey": "other"});
-    let other = Chat::new(&service, other).await;
+    let other = Chat::new(&service, talk("acct-2")).await;
 
     let [first, second] = &chats[..] else { unreachable!() };
     assert_eq!((found[0].lines().count(), &found[0]), (1, &found[1]), "it is another container");
@@ -93,7 +93,7 @@ async fn chats_of_one_conversation_have_a_container_in_common() {
     assert_eq!(before["stderr"], after["stderr"], "they see other processes");
     assert_eq!(other.printed()["stdout"], "", "it has what is of another conversation");
 
-    for (chat, account) in chats.iter().zip(["acct-1", "acct-2"]) {
+    for (chat, account) in chats.iter().chain([&other]).zip(["acct-1", "acct-1", "acct-2"]) {
         let row = service.get(&format!("/api/v1/runs/{}", chat.run)).await.json();
         assert_eq!((&row["account"], &row["error_code"]), (&json!(account), &json!(null)));
         let raw = service.get(&format!("/api/v1/runs/{}/audit?raw=1", chat.run)).await;
