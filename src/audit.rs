@@ -38,7 +38,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::base::secret::Secret;
 
@@ -46,10 +46,11 @@ pub use key::{KEY_FILE, PublicKey, SigningKey, kept_seed};
 pub use log::{Lag, Log, Recovered};
 
 /// Where the log is, and how much it must survive.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The file; without one, nothing is recorded. It belongs to one run.
+    #[serde(skip_serializing)]
     pub path: Option<PathBuf>,
     pub durability: Durability,
     /// The shortest time between two syncs under [`Durability::Group`].
@@ -71,7 +72,7 @@ pub struct Config {
 }
 
 /// What an admission survives once its call goes upstream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
     /// The end of this process, however sudden: the record is in the kernel.

@@ -4,6 +4,7 @@
 
 pub mod b64;
 pub mod bound;
+pub mod canonical;
 pub mod clock;
 pub mod db;
 pub mod disk;

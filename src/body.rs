@@ -26,7 +26,7 @@ mod usage;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use self::draft::Draft;
 use self::embedder::embeds_text_only;
@@ -43,7 +43,7 @@ pub use self::reader::{Body, Reader};
 pub use self::refusal::Refusal;
 
 /// What a run's bodies may ask for.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     /// The models a request may name; empty allows any.
@@ -59,7 +59,7 @@ pub struct Policy {
 }
 
 /// What becomes of fields that are not known here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownFields {
     /// The request is refused.

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::audit;
-use crate::base::hex;
+use crate::base::canonical;
 use crate::base::unix::Permissions;
 use crate::budget::{Limits, price};
 use crate::gateway::policy;
@@ -33,7 +33,7 @@ pub use setting::{SETTINGS, Setting};
 pub use shared::{RunSpec, Shared};
 
 /// Everything a gateway needs to know.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     #[serde(skip)]
@@ -41,10 +41,13 @@ pub struct Config {
     /// The files that all of this was read from, those of secrets among them, and others that are kept from sandboxes.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
+    #[serde(skip_serializing)]
     pub listen: Listen,
     /// Many runs behind one listener, in place of one run on its socket.
+    #[serde(skip_serializing)]
     pub shared: Option<Shared>,
     /// Many runs that this process itself begins, for whoever asks over HTTP.
+    #[serde(skip_serializing)]
     pub serve: Option<Serve>,
     pub server: server::Config,
     pub upstream: upstream::Config,
@@ -52,11 +55,15 @@ pub struct Config {
     pub prices: price::Config,
     pub policy: policy::Config,
     pub audit: audit::Config,
+    #[serde(skip_serializing)]
     pub access_log: Destination,
     /// Bytes of an access log that is a file. At the limit it is moved to its name with `.1`, and begun anew.
     pub access_log_max_bytes: u64,
+    #[serde(skip_serializing)]
     pub metrics: Metrics,
+    #[serde(skip_serializing)]
     pub telemetry: trace::Config,
+    #[serde(skip_serializing)]
     pub admin: Admin,
     /// Threads that serve connections; each has its own runtime and upstream connections.
     pub workers: usize,
@@ -109,11 +116,10 @@ impl Config {
             .with_context(|| format!("`{}` is not a valid configuration", path.display()))
     }
 
-    /// A digest of the whole, secrets left out, so that the records of two runs can be compared.
+    /// Returns a digest of the settings that judge a run's calls, so that the records of two runs can be compared. Secrets, the
+    /// run's identity, the places of its files and sockets, and the service around it are no part of it.
     pub fn digest(&self) -> String {
-        // The service around a run is none of what the run is judged by.
-        let judged = Self { serve: None, files: vec![], ..self.clone() };
-        hex::sha256(format!("{judged:?}").as_bytes())
+        canonical::digest("config 1", self).expect("each setting has a form in JSON")
     }
 
     /// What is read and written here for us alone.
@@ -310,3 +316,25 @@ fn mode_from_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u
 
 /// Each is a thread with a runtime and connections of its own; more than a machine has processors help nobody.
 const MAX_WORKERS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::secret::Secret;
+
+    #[test]
+    fn a_digest_tells_what_judges_and_not_whom_or_where() {
+        let one = Config::default();
+        let mut other = one.clone();
+        other.identity.run = "another".into();
+        other.audit.path = Some("/var/log/another.jsonl".into());
+        other.listen.socket_path = "/run/another.sock".into();
+        other.upstream.api_key = Secret::new("sk-another");
+        assert_eq!(one.digest(), other.digest());
+        other.budget.max_turns = Some(1);
+        assert_ne!(one.digest(), other.digest());
+        other = one.clone();
+        other.upstream.ca_file = Some("/etc/ca.pem".into());
+        assert_ne!(one.digest(), other.digest());
+    }
+}

@@ -25,7 +25,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 use hyper::body::{Frame, SizeHint};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use tokio::time::Instant;
 
 use self::headers::Outgoing;
@@ -35,7 +35,7 @@ use crate::base::secret::Secret;
 pub use target::{Scheme, Target};
 
 /// How the provider is reached.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// `host:port` (plain HTTP) or a URL.
@@ -45,6 +45,7 @@ pub struct Config {
     #[serde(skip)]
     pub api_key: Secret,
     /// PEM file of authorities to trust instead of the system's.
+    #[serde(serialize_with = "serialize_path")]
     pub ca_file: Option<PathBuf>,
     #[serde(with = "humantime_serde")]
     pub connect_timeout: Duration,
@@ -60,13 +61,18 @@ pub struct Config {
 }
 
 /// What answers at the upstream, which decides the credential's header.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     #[default]
     Litellm,
     Openai,
     Anthropic,
+}
+
+/// Writes a path as text, whatever its bytes are.
+fn serialize_path<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
 impl Kind {

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::{fs, io};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::cost::Nanodollars;
 use super::usage::{Tokens, Usage};
@@ -42,10 +42,11 @@ enum Models {
 }
 
 /// Where the prices are, and what to do about a model that has none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The table; without one, the one that is built in.
+    #[serde(skip_serializing)]
     pub file: Option<PathBuf>,
     pub unknown: Unknown,
 }
@@ -78,7 +79,7 @@ struct File {
 }
 
 /// Dollars for a million tokens of each kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct Price {
     base: Rates,
@@ -87,7 +88,7 @@ pub struct Price {
 }
 
 /// What a model without a price means for a run that has a cost budget.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unknown {
     /// It cannot be used: a budget that does not count is none.
@@ -101,7 +102,7 @@ pub enum Unknown {
 }
 
 /// Nanodollars for a million tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Rates {
     input: u64,
     output: u64,

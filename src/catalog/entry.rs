@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::policy::Policy;
-use crate::base::hex;
+use crate::base::canonical;
 use crate::body::Grants;
 use crate::budget;
 use crate::delivery::rules::Own;
@@ -16,7 +16,7 @@ use crate::sandbox::spec::Root;
 use crate::sandbox::spec::Wanted;
 
 /// One agent.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     /// Its file is named after it, with `-` for `:`.
@@ -79,7 +79,7 @@ pub struct Entry {
 }
 
 /// The models that an agent may use.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Models {
     /// None but these; where there is none, those that its gateway's policy lets through.
@@ -89,7 +89,7 @@ pub struct Models {
 }
 
 /// How an agent's workspace is made ready.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Setup {
     /// The conversation is in `.cogni/messages.json`.
@@ -101,7 +101,7 @@ pub enum Setup {
 }
 
 /// What an agent writes on standard error while it works.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
     /// Nothing that is meant for others.
@@ -112,7 +112,7 @@ pub enum Stream {
 }
 
 /// How long an agent's sandbox lives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// For one run.
@@ -123,7 +123,7 @@ pub enum Mode {
 }
 
 /// Who makes the sandbox.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Maker {
     /// Docker Engine where there is an image, else we ourselves.
@@ -142,7 +142,7 @@ impl Maker {
 }
 
 /// What an `OpenClaw` is told beside what all are told.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OpenClaw {
     /// Which of its agents answers.
@@ -158,7 +158,7 @@ pub struct OpenClaw {
 }
 
 /// A file's text.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Text {
     Here(String),
@@ -167,7 +167,7 @@ pub enum Text {
 }
 
 /// Where a text is.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Beside {
     pub file: PathBuf,
@@ -188,10 +188,11 @@ impl Entry {
         self.graph_id.as_deref().unwrap_or(&self.name)
     }
 
-    /// A digest of all that the entry says, defaults and the files beside it included: two runs with the same one had the
-    /// same agent.
+    /// Returns a digest of all that the entry says, defaults and the files beside it included: two runs with the same
+    /// digest had the same agent.
     pub fn digest(&self) -> String {
-        hex::sha256(format!("{self:?}").as_bytes())
+        canonical::digest("agent 1", self)
+            .expect("an entry is read from TOML, so its paths are text")
     }
 
     /// The model of a run that has `asked` for one, or for none.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::Entry;
 use crate::body::UnknownFields;
@@ -15,7 +15,7 @@ use crate::gateway::rule;
 use crate::stream::Cutoff;
 
 /// As much of a policy as an entry says; the keys are those of `[policy]` in `config/gateway.toml`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     pub headers: Headers,
@@ -29,7 +29,7 @@ pub struct Policy {
 }
 
 /// Of headers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Headers {
     pub anthropic_beta: Option<Vec<String>>,
@@ -41,7 +41,7 @@ pub struct Headers {
 }
 
 /// Of bodies.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Body {
     pub aliases: Option<BTreeMap<String, String>>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::rule::{self, Rules};
 use crate::body;
@@ -16,7 +16,7 @@ use crate::stream::Cutoff;
 use crate::upstream::headers::{self, Overwrites};
 
 /// What a run's requests may be and do.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     pub headers: headers::Config,
@@ -35,7 +35,7 @@ pub struct Config {
 }
 
 /// What happens to a call whose client has left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnClientGone {
     /// What the upstream would write to its end anyway is drained, what it stops is cancelled.

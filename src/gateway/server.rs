@@ -20,7 +20,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
 use rustix::net::SendFlags;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::base::drain::Drain;
@@ -28,7 +28,7 @@ use crate::base::memory;
 use crate::base::socket::Stream;
 
 /// Limits of a run's connections.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Open at the same time, for each run on each worker; further ones are answered with 503.
@@ -55,7 +55,7 @@ pub struct Config {
 }
 
 /// The server of plain calls on a run's socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaneMode {
     /// A loop of our own, in front of hyper.

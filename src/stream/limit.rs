@@ -34,7 +34,7 @@ pub struct Allowance {
 }
 
 /// How a stream is cut that writes more than it was granted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cutoff {
     /// As by a model at its limit, where that is safe: measured clients then go on, and their next

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::base::rope::Rope;
 use crate::protocol::Route;
@@ -15,7 +15,7 @@ use crate::upstream::redactor::Redactor;
 use crate::upstream::{self, Kind, Target};
 
 /// What an operator may change about headers.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Values of `anthropic-beta` that pass; others are taken out of the list.

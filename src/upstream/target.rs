@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use http::Uri;
 use http::uri::{Authority, PathAndQuery};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A scheme, a host and a port: everything of the upstream's URL that is not the route.
 #[derive(Clone, PartialEq, Eq)]
@@ -123,6 +123,12 @@ impl fmt::Display for Target {
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Target {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
 use super::expression::{Kind, Value};
@@ -17,7 +17,7 @@ use crate::run::Identity;
 
 /// What is known of a call before it is reserved for. An example in a rule says as much of it as
 /// matters.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Facts<'a> {
     pub run: Run<'a>,
@@ -27,7 +27,7 @@ pub struct Facts<'a> {
 }
 
 /// Who calls, as the host said.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Run<'a> {
     pub id: Cow<'a, str>,
@@ -37,17 +37,17 @@ pub struct Run<'a> {
 }
 
 /// The agent that the run executes: the metadata's `graph_id`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Agent<'a> {
     pub name: Cow<'a, str>,
 }
 
 /// What is asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Request<'a> {
-    #[serde(deserialize_with = "route_by_name")]
+    #[serde(serialize_with = "serialize_route_name", deserialize_with = "route_by_name")]
     pub route: Route,
     /// By the upstream's name: aliases are resolved before rules are asked.
     pub model: Cow<'a, str>,
@@ -61,7 +61,7 @@ pub struct Request<'a> {
 }
 
 /// What the run has spent in calls that are settled, and what it may still reserve.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Usage {
     pub turns: u64,
@@ -74,7 +74,7 @@ pub struct Usage {
 }
 
 /// `None` where there is no limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Left {
     pub turns: Option<u64>,
@@ -276,6 +276,10 @@ fn protocol(protocol: Protocol) -> &'static str {
         Protocol::Responses => "responses",
         Protocol::Messages => "messages",
     }
+}
+
+fn serialize_route_name<S: Serializer>(route: &Route, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(route.name())
 }
 
 fn route_by_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Route, D::Error> {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::compile::{Invalid, compile};
 use super::expression::Fault;
@@ -15,7 +15,7 @@ use super::{Node, Rule};
 use crate::budget::Tokens;
 
 /// One rule, as it is written.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Stands in answers and records.

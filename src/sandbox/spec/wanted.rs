@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::Limits;
 
 /// What somebody wants; where nothing is said, somebody else is asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Wanted {
     #[serde(with = "humantime_serde")]
@@ -67,6 +67,12 @@ impl std::str::FromStr for Size {
         };
         let size = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
         size.map(Self).ok_or("give a number of bytes, or with k, m or g, such as 512m")
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
     }
 }
 
