@@ -4,10 +4,11 @@
 //! behind, and ends with its exit status. One thread and one loop around poll(2) do all of it.
 //!
 //! Reading order: [`options`], [`slot`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`]
-//! and [`landlock`]; [`supervisor`] waits, and turns the [`bridge`]. A [`resident`] does all that again, after a [`wipe`].
+//! and [`landlock`]; [`supervisor`] waits, looks at the [`accept_queue`], and turns the [`bridge`]. A [`resident`] does all that again, after a [`wipe`].
 //!
 //! **Invariant:** nothing of the house is in here, and no runtime: `cogni-init` is these files and little else.
 
+mod accept_queue;
 mod agent;
 mod bridge;
 mod filter;

@@ -71,6 +71,7 @@ pub enum Kind {
 }
 
 /// Writes a path as text, whatever its bytes are.
+#[expect(clippy::ref_option, reason = "serde hands references")]
 fn serialize_path<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }

@@ -111,10 +111,8 @@ impl Confinement {
         if let Some(files) = &self.files {
             landlock::restrict(files).map_err(|_| io::Error::from_raw_os_error(NO_RULES))?;
         }
-        if self.unix_sockets == UnixSockets::Denied {
-            filter::deny_unix_sockets().map_err(|_| io::Error::from_raw_os_error(NO_FILTER))?;
-        }
-        Ok(())
+        filter::restrict_calls(self.unix_sockets)
+            .map_err(|_| io::Error::from_raw_os_error(NO_FILTER))
     }
 }
 

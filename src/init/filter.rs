@@ -1,8 +1,13 @@
-//! A filter of system calls for the agent: no new unix socket, by whichever way one is made.
+//! A filter of system calls for the agent: no new unix socket, by whichever way one is made, no netlink socket, and no
+//! filter of the agent's own.
 //!
 //! The run's socket is the only one the agent has a use for, and it has that one as a local port. A filter that stays
 //! with all its children keeps it from every other socket that a mount may bring into the sandbox, or that an image
 //! holds. Pairs of connected sockets (`socketpair`) are not touched: they reach nobody who was not there before.
+//!
+//! Two things are memory of the whole machine that no control group counts: what waits in a netlink socket to be read, and
+//! compiled filters, of which the kernel has a fixed pool (`net.core.bpf_jit_limit`). A sandbox that filled that pool would
+//! keep every other from starting. Both are answered as by a kernel that does not have them: libraries go on without.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -13,12 +18,18 @@ use std::io;
 
 use libc::sock_filter;
 
+use super::options::UnixSockets;
+
 /// Puts the filter on the calling thread, for good. Needs no privilege, but `no_new_privs`.
 #[expect(unsafe_code, reason = "there is no safe call that sets a filter of system calls")]
-pub(crate) fn deny_unix_sockets() -> io::Result<()> {
+pub(crate) fn restrict_calls(unix_sockets: UnixSockets) -> io::Result<()> {
+    let instructions = match unix_sockets {
+        UnixSockets::Denied => &DENY_UNIX_SOCKETS,
+        UnixSockets::Allowed => &ALLOW_UNIX_SOCKETS,
+    };
     let program = libc::sock_fprog {
-        len: PROGRAM.len().try_into().expect("the program has eleven instructions"),
-        filter: PROGRAM.as_ptr().cast_mut(),
+        len: instructions.len().try_into().expect("the program has twenty instructions"),
+        filter: instructions.as_ptr().cast_mut(),
     };
     // SAFETY: the kernel copies the program, which lives as long as ours does, and does not write to it.
     let done =
@@ -26,31 +37,49 @@ pub(crate) fn deny_unix_sockets() -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// In the kernel's own language; the targets of jumps are counted from the next instruction.
-static PROGRAM: [sock_filter; 11] = [
-    /* 0 */ load(ARCH),
-    // Another architecture numbers its calls in another way: i386's `socketcall` on x86-64 would go by unseen.
-    /* 1 */
-    jump_if_equal(NATIVE, 1, 0),
-    /* 2 */ answer(libc::SECCOMP_RET_KILL_PROCESS),
-    /* 3 */ load(NUMBER),
-    // So would the calls of x32, which have the architecture of x86-64, and this bit.
-    /* 4 */
-    jump_if_at_least(X32, 5, 0),
-    // A ring makes sockets without a system call for each.
-    /* 5 */
-    jump_if_equal(libc::SYS_io_uring_setup as u32, 4, 0),
-    /* 6 */ jump_if_equal(libc::SYS_socket as u32, 0, 2),
-    /* 7 */ load(FAMILY),
-    /* 8 */ jump_if_equal(libc::AF_UNIX as u32, 1, 0),
-    /* 9 */ answer(libc::SECCOMP_RET_ALLOW),
-    /* 10 */ answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-];
+static DENY_UNIX_SOCKETS: [sock_filter; 20] = program(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+static ALLOW_UNIX_SOCKETS: [sock_filter; 20] = program(libc::SECCOMP_RET_ALLOW);
 
-/// Offsets in `struct seccomp_data`. The family is an `int`, so that the lower half of the first argument is all of it.
+/// In the kernel's own language; the targets of jumps are counted from the next instruction. `unix` is the answer to
+/// `socket(AF_UNIX, …)`.
+const fn program(unix: u32) -> [sock_filter; 20] {
+    [
+        /* 0 */ load(ARCH),
+        // Another architecture numbers its calls in another way: i386's `socketcall` on x86-64 would go by unseen.
+        /* 1 */
+        jump_if_equal(NATIVE, 1, 0),
+        /* 2 */ answer(libc::SECCOMP_RET_KILL_PROCESS),
+        /* 3 */ load(NUMBER),
+        // So would the calls of x32, which have the architecture of x86-64, and this bit.
+        /* 4 */
+        jump_if_at_least(X32, 11, 0),
+        // A ring makes sockets without a system call for each.
+        /* 5 */
+        jump_if_equal(libc::SYS_io_uring_setup as u32, 10, 0),
+        /* 6 */ jump_if_equal(libc::SYS_seccomp as u32, 12, 0),
+        /* 7 */ jump_if_equal(libc::SYS_prctl as u32, 2, 0),
+        /* 8 */ jump_if_equal(libc::SYS_socket as u32, 3, 0),
+        /* 9 */ answer(libc::SECCOMP_RET_ALLOW),
+        /* 10 */ load(FIRST_ARGUMENT),
+        /* 11 */ jump_if_equal(libc::PR_SET_SECCOMP as u32, 5, 3),
+        /* 12 */ load(FIRST_ARGUMENT),
+        /* 13 */ jump_if_equal(libc::AF_UNIX as u32, 4, 0),
+        /* 14 */ jump_if_equal(libc::AF_NETLINK as u32, 4, 0),
+        /* 15 */ answer(libc::SECCOMP_RET_ALLOW),
+        /* 16 */ answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        // What a kernel without filters says; then one without the call, or without this family of sockets.
+        /* 17 */
+        answer(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+        /* 18 */ answer(unix),
+        /* 19 */ answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+    ]
+}
+
+/// Offsets in `struct seccomp_data`. A family and an option are an `int` each, so that the lower half of the first argument is
+/// all of it.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
-const FAMILY: u32 = 16;
+const FIRST_ARGUMENT: u32 = 16;
 
 /// `AUDIT_ARCH_X86_64` and `AUDIT_ARCH_AARCH64` of linux/audit.h: the ELF machine, 64 bits, little endian.
 #[cfg(target_arch = "x86_64")]

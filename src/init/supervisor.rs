@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{self, DumpableBehavior, Pid, Signal, WaitOptions, WaitStatus};
 
+use super::accept_queue::{CHECK_INTERVAL, WaitingConnections};
 use super::bridge::Bridge;
 use super::options::Options;
 use super::slot::{Host, Word};
@@ -46,8 +47,10 @@ impl Supervisor {
             deadline: options.max_runtime.map(|time| Instant::now() + time),
             grace: options.grace,
         };
+        let mut next_check = Instant::now() + CHECK_INTERVAL;
         loop {
-            let left = watch.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let until = watch.deadline.map_or(next_check, |deadline| deadline.min(next_check));
+            let left = Some(until.saturating_duration_since(Instant::now()));
             let guests = [Some(self.signals.as_fd()), host.map(AsFd::as_fd)];
             if bridge.turn(left, &guests.into_iter().flatten().collect::<Vec<_>>()) {
                 self.take_signals(&watch);
@@ -56,10 +59,13 @@ impl Supervisor {
                     return watch.status();
                 }
             }
-            if watch.deadline.is_some_and(|at| at <= Instant::now())
-                && watch.escalate() == Left::Nobody
-            {
+            let now = Instant::now();
+            if watch.deadline.is_some_and(|at| at <= now) && watch.escalate() == Left::Nobody {
                 return watch.status();
+            }
+            if next_check <= now {
+                watch.check_accept_queues();
+                next_check = now + CHECK_INTERVAL;
             }
         }
     }
@@ -171,6 +177,22 @@ impl Watch {
             }
         }
         Left::Somebody
+    }
+
+    /// Ends everything at once where connections that no process accepts hold too much.
+    fn check_accept_queues(&mut self) {
+        if self.stage == Stage::Killed {
+            return;
+        }
+        let waiting = WaitingConnections::read();
+        if waiting.is_too_much() {
+            let WaitingConnections { count, bytes } = waiting;
+            say(format_args!(
+                "{count} TCP connections with {bytes} bytes wait for a process to accept them, which is more than a sandbox may \
+                 have; it is ended"
+            ));
+            self.kill();
+        }
     }
 
     fn ask(&mut self) {

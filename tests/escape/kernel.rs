@@ -34,6 +34,12 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
         denied(&[libc::SYS_io_setup, libc::SYS_io_submit])
     }),
     attempt("BPF", |_| denied(&[libc::SYS_bpf])),
+    attempt("filters of its own, for which the machine has one pool", |_| {
+        Outcome::all([
+            ("prctl".to_owned(), Outcome::of(filter())),
+            ("seccomp".to_owned(), denied(&[libc::SYS_seccomp])),
+        ])
+    }),
     attempt("performance counters", |_| denied(&[libc::SYS_perf_event_open])),
     attempt("page faults handled by itself", |_| denied(&[libc::SYS_userfaultfd])),
     attempt("modules", |_| {
@@ -78,6 +84,17 @@ fn denied(numbers: &[libc::c_long]) -> Outcome {
 fn call(number: libc::c_long, first: libc::c_long) -> io::Result<i64> {
     // SAFETY: no pointer is passed; the kernel checks the numbers.
     answered(unsafe { libc::syscall(number, first, 0, 0, 0, 0) })
+}
+
+/// Puts on a filter that allows everything.
+fn filter() -> io::Result<i64> {
+    let code = u16::try_from(libc::BPF_RET | libc::BPF_K).expect("a code has 16 bits");
+    let mut allow = libc::sock_filter { code, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
+    let program = libc::sock_fprog { len: 1, filter: &raw mut allow };
+    // SAFETY: the program lives through the call.
+    answered(unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    })
 }
 
 /// Where there is a child after all, it must not go on as a second one of us.

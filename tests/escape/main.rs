@@ -3,7 +3,7 @@
 //! It is run inside a sandbox, by the tests of every driver. A line is `held` with the kernel's answer, or `ESCAPED`
 //! with what was reached; the exit status is 1 where anything was. Arguments are facts of the host, as NAME=VALUE, that
 //! only somebody outside of the sandbox knows: `abstract=` a listening abstract socket, `host-pid=` a process,
-//! `port=` a TCP port, `pids=` the limit of processes.
+//! `port=` a TCP port, `pids=` the limit of processes. With `fill=accept-queues` it does only that, which ends the sandbox.
 #![expect(clippy::print_stdout, reason = "it is a program for a test to read")]
 #![expect(unsafe_code, reason = "what has to be refused is mostly what no safe call asks for")]
 
@@ -48,6 +48,11 @@ fn main() -> ExitCode {
         .skip(1)
         .filter_map(|fact| fact.split_once('=').map(|(name, value)| (name.into(), value.into())))
         .collect();
+    if facts.contains_key("fill") {
+        let filled = network::fill_accept_queues();
+        println!("{filled:?}");
+        return ExitCode::SUCCESS;
+    }
     let mut status = ExitCode::SUCCESS;
     // What fills up memory and processes comes last.
     let attempts = [

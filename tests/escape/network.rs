@@ -1,8 +1,8 @@
 //! Ways to somebody outside: there is no network, and no socket but the run's own.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -33,6 +33,9 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     }),
     attempt("a socket to the kernel's crypto", |_| {
         Outcome::of(socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0))
+    }),
+    attempt("netlink, whose queues nobody counts", |_| {
+        Outcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE))
     }),
     attempt("netlink beyond routes", |_| {
         Outcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_AUDIT))
@@ -77,6 +80,21 @@ fn interfaces() -> Outcome {
     let names: Vec<_> =
         table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
     Outcome::expect(names == ["lo"], names.join(" "))
+}
+
+/// Connects to itself and accepts nothing, which takes memory that no control group counts, until somebody ends it.
+pub(crate) fn fill_accept_queues() -> io::Result<()> {
+    let (mut listeners, data) = (vec![], vec![0; 60_000]);
+    loop {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        for _ in 0..100 {
+            let mut client = TcpStream::connect(listener.local_addr()?)?;
+            client.set_nonblocking(true)?;
+            // What does not fit is not sent.
+            let _ = client.write(&data)?;
+        }
+        listeners.push(listener);
+    }
 }
 
 fn abstract_socket(name: &str) -> io::Result<()> {

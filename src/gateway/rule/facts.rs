@@ -278,6 +278,7 @@ fn protocol(protocol: Protocol) -> &'static str {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
 fn serialize_route_name<S: Serializer>(route: &Route, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(route.name())
 }

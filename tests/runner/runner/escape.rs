@@ -46,8 +46,25 @@ fn nothing_gets_out_of_either_driver() {
     assert!(table.len() > 70 && table.values().all(is_held), "{text}");
 }
 
+/// R3: connections that no process accepts are memory that no control group counts, so they end the sandbox.
+#[test]
+fn connections_that_no_process_accepts_end_the_sandbox() {
+    let runner = Sandboxed::new();
+    for driver in DRIVERS {
+        let result = run(&runner, driver, &["fill=accept-queues".to_owned()]);
+        assert_eq!((&result["ok"], &result["exit_code"]), (&false.into(), &137.into()), "{result}");
+        let stderr = result["stderr"].as_str().unwrap();
+        assert!(stderr.contains("wait for a process to accept them"), "{driver}: {stderr}");
+    }
+}
+
 /// What the program says in a sandbox that has nothing but it in its workspace.
 fn attempts(runner: &Sandboxed, driver: &str, facts: &[String]) -> String {
+    run(runner, driver, facts)["stdout"].as_str().unwrap().to_owned()
+}
+
+/// The result of a run of the program.
+fn run(runner: &Sandboxed, driver: &str, facts: &[String]) -> Value {
     let workspace = runner.path().join(driver);
     fs::create_dir(&workspace).unwrap();
     fs::set_permissions(&workspace, fs::Permissions::from_mode(0o755)).unwrap();
@@ -64,8 +81,7 @@ fn attempts(runner: &Sandboxed, driver: &str, facts: &[String]) -> String {
         command.env_remove("COGNI_IMAGE");
     }
     let output = command.output().unwrap();
-    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
-    result["stdout"].as_str().unwrap().to_owned()
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn text(table: &BTreeMap<(usize, String, String), Vec<String>>) -> String {
