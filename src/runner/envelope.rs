@@ -128,17 +128,17 @@ impl Envelope {
     }
 }
 
-/// Where the next line begins that may be an object.
+/// Where the next line begins that may be an object. No line's end is looked for before what begins the line is known: many
+/// objects may stand on one.
 fn next_object(text: &str) -> Option<usize> {
-    let mut at = 0;
-    for line in text.split_inclusive('\n') {
-        let indent = line.len() - line.trim_start().len();
-        if line[indent..].starts_with('{') {
-            return Some(at + indent);
+    let mut rest = text;
+    loop {
+        rest = rest.trim_start();
+        if rest.starts_with('{') {
+            return Some(text.len() - rest.len());
         }
-        at += line.len();
+        rest = &rest[rest.find('\n')?..];
     }
-    None
 }
 
 /// From a line on; the first is 1.

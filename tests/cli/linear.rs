@@ -43,6 +43,7 @@ const READERS: &[Reader] = &[
     ),
     ("envelope: noise that begins like an object", MIB, |n| of("{\n", n / 2), envelope),
     ("envelope: texts without an end", MIB, |n| of("{\"\n", n / 3), envelope),
+    ("envelope: objects on one line", MIB, |n| of("{}", n / 2), envelope),
     ("envelope: too deep", MIB, |n| of("{\"a\":\n", n / 6), envelope),
     ("output: a byte at a time", MIB, |n| of("a", n), output),
     ("what is shown: no line's end", MIB, |n| of("{", n), shown),
