@@ -44,7 +44,7 @@ pub enum Fate {
     /// The call is not in the books, and so many notices wait that this one is not kept. Reconciliation finds it.
     Crowded,
     Conflicting,
-    /// A failed attempt at no cost, of a call that used tokens. It is kept, and the call still has no receipt.
+    /// A failed attempt at no cost, or no price, of a call that used tokens. It is kept, and the call still has no receipt.
     Unpaid,
     /// It is for another deployment's books; nothing is kept of it.
     Foreign,

@@ -29,7 +29,8 @@ pub struct Ingested {
     pub unknown: u64,
     /// Other than said before; kept and flagged, not charged.
     pub conflicting: u64,
-    /// Failed attempts at no cost of calls that used tokens; kept, and the calls still have no receipts.
+    /// Failed attempts at no cost, and notices without a price, of calls that used tokens; kept, and the calls still have no
+    /// receipts.
     pub unpaid: u64,
     /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
     pub foreign: u64,
@@ -204,7 +205,7 @@ fn notice(item: &RawValue) -> Result<Notice, String> {
         deployment,
         account: payload.end_user,
         model: payload.model_group.filter(|name| !name.is_empty()).or(payload.model),
-        is_failure,
+        is_provisional: is_failure || payload.response_cost.is_none(),
         amount: payload.response_cost.unwrap_or_default(),
         input: Tokens(payload.prompt_tokens.unwrap_or_default()),
         output: Tokens(payload.completion_tokens.unwrap_or_default()),

@@ -285,7 +285,7 @@ struct Row<'a> {
     /// Missing from old versions, which had it as the row's id where the provider gave none.
     litellm_call_id: Option<String>,
     status: Option<String>,
-    spend: Nanodollars,
+    spend: Option<Nanodollars>,
     prompt_tokens: u64,
     completion_tokens: u64,
     #[serde(rename = "startTime")]
@@ -311,8 +311,8 @@ fn notice(row: &RawValue) -> Result<(String, Notice), String> {
         deployment,
         account: row.end_user,
         model: row.model_group.filter(|name| !name.is_empty()).or(row.model),
-        is_failure: row.status.is_some_and(|status| status == "failure"),
-        amount: row.spend,
+        is_provisional: row.spend.is_none() || row.status.is_some_and(|status| status == "failure"),
+        amount: row.spend.unwrap_or_default(),
         input: Tokens(row.prompt_tokens),
         output: Tokens(row.completion_tokens),
         started: time(&row.started).ok_or("`startTime` is not a time")?,

@@ -18,8 +18,9 @@ pub struct Notice {
     pub deployment: Option<String>,
     pub account: Option<String>,
     pub model: Option<String>,
-    /// LiteLLM gave up on the call. It may have tried again and come through.
-    pub is_failure: bool,
+    /// Another notice may say what the call cost: LiteLLM gave up on this attempt, and may have tried again; or it put no
+    /// price to the call.
+    pub is_provisional: bool,
     pub amount: Nanodollars,
     pub input: Tokens,
     pub output: Tokens,
@@ -40,15 +41,15 @@ pub enum Source {
 }
 
 impl Notice {
-    /// Tells whether the notice can be the receipt of a call. LiteLLM reports a failed attempt with an amount of 0; where
-    /// the call used tokens all the same, another attempt was charged, and its notice is still to come.
+    /// Tells whether the notice can be the receipt of a call. LiteLLM reports a failed attempt with an amount of 0, and a
+    /// call that it cannot price with none; where the call used tokens all the same, what it cost is still to be said.
     pub fn is_charge_for(&self, fact: &Fact) -> bool {
-        !(self.is_free_failure() && fact.is_billable())
+        !(self.names_no_charge() && fact.is_billable())
     }
 
-    /// Tells whether the notice is of a failed attempt that cost nothing.
-    pub fn is_free_failure(&self) -> bool {
-        self.is_failure && self.amount.is_zero()
+    /// Tells whether the notice leaves open what the call cost.
+    pub fn names_no_charge(&self) -> bool {
+        self.is_provisional && self.amount.is_zero()
     }
 
     /// Tells whether the notice names any tokens.
@@ -56,9 +57,9 @@ impl Notice {
         !(self.input.is_zero() && self.output.is_zero())
     }
 
-    /// Sorts what is said of one call by how much it counts: a success before a failure, then the larger amount.
+    /// Sorts what is said of one call by how much it counts: what is final before what is not, then the larger amount.
     pub(super) fn weight(&self) -> (bool, Nanodollars) {
-        (!self.is_failure, self.amount)
+        (!self.is_provisional, self.amount)
     }
 }
 

@@ -147,8 +147,8 @@ impl Books {
             let Some(rows) = client.call(&call.call_id, call.started).await? else {
                 return Ok(None);
             };
-            // Where LiteLLM shows failed attempts alone, it does not know yet what the call was charged.
-            if rows.iter().all(Notice::is_free_failure) {
+            // Where LiteLLM shows only failed attempts, or no price, it does not know yet what the call was charged.
+            if rows.iter().all(Notice::names_no_charge) {
                 strange.push(call.clone());
             }
             self.take(rows).await?;

@@ -58,7 +58,7 @@ fn notice(call_id: &str, amount: u64) -> Notice {
         deployment: None,
         account: Some("acct-42".to_owned()),
         model: Some("gpt".to_owned()),
-        is_failure: false,
+        is_provisional: false,
         amount: Nanodollars(amount),
         input: Tokens(11),
         output: Tokens(7),

@@ -65,8 +65,8 @@ pub(super) fn notice(
         contradict(change, notice, run, Some(&before), now)?;
         return Ok(Fate::Conflicting);
     }
-    match (before.is_failure, notice.is_failure) {
-        // It tried again and came through, or says now what it gave up before.
+    match (before.is_provisional, notice.is_provisional) {
+        // It tried again and came through, or says now what it gave up before, or what it cost.
         (true, false) if before.amount.is_zero() => {
             keep(change, notice, now)?;
             fact.map_or(Ok(Fate::Waits), |fact| join(change, &fact, notice, now))
@@ -110,7 +110,7 @@ fn join(
     Ok(Fate::New)
 }
 
-/// Removes the receipt of a call that turned out to have used tokens when all that is said of it is a failure at no cost.
+/// Removes the receipt of a call that turned out to have used tokens when what it cost was left open.
 fn withdraw(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
     let gone = change
         .prepare_cached("DELETE FROM billing_receipt WHERE call_id = ?1")?
@@ -132,7 +132,7 @@ fn own(fact: &Fact) -> Notice {
         deployment: None,
         account: Some(fact.account.clone()),
         model: fact.model.clone(),
-        is_failure: false,
+        is_provisional: false,
         amount: fact.cost,
         input: fact.usage.input,
         output: fact.usage.output,
@@ -271,7 +271,7 @@ fn keep(change: &Transaction<'_>, notice: &Notice, now: SystemTime) -> rusqlite:
             notice.call_id,
             notice.source.as_str(),
             notice.run,
-            notice.is_failure,
+            notice.is_provisional,
             money(notice.amount),
             tokens(notice.input),
             tokens(notice.output),
@@ -295,7 +295,7 @@ fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Noti
                 deployment: None,
                 account: None,
                 model: None,
-                is_failure: row.get("is_failure")?,
+                is_provisional: row.get("is_failure")?,
                 amount: dollars(row, "amount")?,
                 input: count(row, "input")?,
                 output: count(row, "output")?,

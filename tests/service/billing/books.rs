@@ -1,6 +1,7 @@
 //! B2, B4: facts and notices in any order, more than once and all at the same time: one receipt for each call, and a flag
 //! where one is missing, unpriced or contradicted.
 
+use std::slice;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::audit::record::Outcome;
@@ -18,7 +19,7 @@ use super::{at, books, fact, notice, recorded};
 
 /// What LiteLLM says of an attempt that failed.
 fn failure(call_id: &str) -> Notice {
-    Notice { is_failure: true, input: Tokens(0), output: Tokens(0), ..notice(call_id, 0) }
+    Notice { is_provisional: true, input: Tokens(0), output: Tokens(0), ..notice(call_id, 0) }
 }
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -84,7 +85,7 @@ async fn a_notice_waits_for_its_call() {
         run: "run-7".to_owned(),
         ..fact("01a20298-15f8-7428-a20a-7213618e37a2", at("09:30:52"))
     };
-    books.record(std::slice::from_ref(&first)).await.unwrap();
+    books.record(slice::from_ref(&first)).await.unwrap();
     let receipts = books.receipts("run-7").await.unwrap();
     assert_eq!((receipts.len(), receipts[0].amount), (1, Nanodollars(50_000)));
     assert_eq!(receipts[0].source_reference, format!("run-7/0/{}", first.call_id));
@@ -209,6 +210,38 @@ async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
     }
 }
 
+/// B2, B4: LiteLLM puts no price to a call that used tokens. Nobody has said what it costs: it is asked for, and flagged in
+/// time, whichever half comes first.
+#[tokio::test]
+async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
+    let priced =
+        serde_json::from_slice::<Vec<Value>>(&recorded("callback.json")).unwrap().remove(0);
+    let call_id = priced["litellm_call_id"].as_str().unwrap().to_owned();
+    let mut no_price = priced.clone();
+    no_price["response_cost"] = Value::Null;
+    let mut no_member = priced.clone();
+    no_member.as_object_mut().unwrap().remove("response_cost");
+    let call = Fact { run: "run-7".to_owned(), ..fact(&call_id, at("09:30:52")) };
+    for (unpriced, call_first) in [(&no_price, true), (&no_price, false), (&no_member, true)] {
+        let place = tempdir().unwrap();
+        let books = books(place.path());
+        if call_first {
+            books.record(slice::from_ref(&call)).await.unwrap();
+        }
+        let ingested = books.ingest(unpriced.to_string()).await.unwrap();
+        assert_eq!((ingested.new, ingested.unpaid), (0, u64::from(call_first)));
+        books.record(slice::from_ref(&call)).await.unwrap();
+        let asked = books.unreceipted(at("09:00:00"), at("09:31:00")).await.unwrap();
+        assert_eq!(asked.len(), 1, "it is asked for");
+        let bill = books.summary_at("run-7", at("09:50:00")).await.unwrap();
+        assert_eq!((bill.receipts, bill.flags), (0, vec![Flag::Unreceipted]));
+        assert_eq!(books.ingest(priced.to_string()).await.unwrap().new, 1);
+        assert_eq!(books.ingest(unpriced.to_string()).await.unwrap().known, 1, "a price stays");
+        let bill = books.summary("run-7").await.unwrap();
+        assert_eq!((bill.amount, bill.state), (Nanodollars(50_000), State::Complete));
+    }
+}
+
 /// B4: a call that used nothing is closed by the failure that says so, and opened again where it had used something.
 #[tokio::test]
 async fn a_failure_closes_a_call_that_used_nothing() {
@@ -309,7 +342,7 @@ async fn a_call_that_was_taken_for_lost_is_put_right() {
             cost: Nanodollars(9_000_000),
             ..ended.clone()
         };
-        assert_eq!(books.record(std::slice::from_ref(&lost)).await.unwrap(), 1);
+        assert_eq!(books.record(slice::from_ref(&lost)).await.unwrap(), 1);
         assert_eq!(books.record(&[ended.clone(), lost]).await.unwrap(), 0);
         assert_eq!(books.facts("run-1").await.unwrap(), [ended]);
         if upstream == "openai" {
@@ -502,7 +535,7 @@ async fn after(happenings: &[Happening]) -> (RunBill, Vec<(String, Nanodollars)>
                 books.take(vec![notice]).await.unwrap();
             }
             Happening::Failed(number) => {
-                let failed = Notice { is_failure: true, ..notice(&call(number).0, 0) };
+                let failed = Notice { is_provisional: true, ..notice(&call(number).0, 0) };
                 books.take(vec![failed]).await.unwrap();
             }
         }

@@ -167,7 +167,7 @@ fn table(parsed: &Parsed) -> String {
         let run = notice.run.as_deref().unwrap_or("-");
         let account = notice.account.as_deref().unwrap_or("-");
         let model = notice.model.as_deref().unwrap_or("-");
-        let end = if notice.is_failure { "failed" } else { "came through" };
+        let end = if notice.is_provisional { "failed" } else { "came through" };
         let ended = humantime::format_rfc3339_millis(notice.ended);
         let (call, amount, input, output) =
             (&notice.call_id, notice.amount, notice.input.0, notice.output.0);

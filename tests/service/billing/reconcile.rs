@@ -8,6 +8,7 @@ use cogni_gateway::billing::{Books, Fact, Notice, Source};
 use cogni_gateway::budget::{self, Nanodollars, Tokens, Usage};
 use cogni_gateway::cli::billing::Shown;
 use insta::assert_snapshot;
+use serde_json::Value;
 use tempfile::tempdir;
 
 use super::litellm::{Kind, Litellm, client, row};
@@ -260,8 +261,15 @@ async fn the_attempt_that_came_through_counts() {
             (0.into(), 0.into(), 0.into());
         row
     };
+    let unpriced = || {
+        let mut row = row("call-1", "run-7");
+        (row["request_id"], row["spend"]) = ("no-price".into(), Value::Null);
+        row
+    };
     let paid = || row("call-1", "run-7");
     let rows = [
+        (vec![unpriced()], false),
+        (vec![unpriced(), paid()], true),
         (vec![failed(), paid()], true),
         (vec![paid(), failed()], true),
         // A row of midnight is of both days.
