@@ -146,8 +146,8 @@ impl Books {
             .await?)
     }
 
-    /// Forgets notices whose calls have not come in two days; returns how many. Reconciliation finds what belongs to calls
-    /// that come later still.
+    /// Forgets notices whose calls have not come in two days, and what contradicts such notices; returns the number of
+    /// notices. Reconciliation finds what belongs to calls that come later still.
     ///
     /// # Errors
     /// As every call.
@@ -163,9 +163,11 @@ impl Books {
             let gone = self.database.write(work).await?;
             forgotten += gone as u64;
             if gone < MOST_FORGOTTEN as usize {
-                return Ok(forgotten);
+                break;
             }
         }
+        self.delete_stray_conflicts(before).await?;
+        Ok(forgotten)
     }
 
     /// A run's receipts, in the order of its calls.

@@ -56,17 +56,15 @@ impl Shared {
                 break;
             }
         }
-        let stray = self.books.delete_stray_conflicts(before).await?;
-        if deleted.calls + stray > 0 {
+        if deleted.calls > 0 {
             self.books.shrink().await?;
             let DeletedCalls { calls, unreceipted, unpriced, conflicting } = deleted;
             tracing::info!(calls, "deleted calls that are older than `serve.billing_retention`");
-            if deleted.has_flagged() || stray > 0 {
+            if deleted.has_flagged() {
                 tracing::warn!(
                     unreceipted,
                     unpriced,
                     conflicting,
-                    stray,
                     "among the deleted calls were some that were flagged"
                 );
             }

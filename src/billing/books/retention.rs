@@ -104,20 +104,15 @@ impl Books {
         }
     }
 
-    /// Deletes contradictions of calls that are not in the books, if they were received before a time; returns how many.
-    ///
-    /// # Errors
-    /// As every call.
-    pub async fn delete_stray_conflicts(&self, before: SystemTime) -> Result<u64, Error> {
-        let (before, mut deleted) = (millis(before), 0);
+    /// Deletes contradictions of calls that are not in the books, if they were received before a time, in milliseconds
+    /// since 1970.
+    pub(super) async fn delete_stray_conflicts(&self, before: i64) -> Result<(), Error> {
         loop {
             let work = move |change: &Transaction<'_>| {
                 change.prepare_cached(DELETE_STRAY)?.execute(params![before, CHUNK])
             };
-            let some = self.database.write(work).await? as u64;
-            deleted += some;
-            if some < u64::from(CHUNK) {
-                return Ok(deleted);
+            if self.database.write(work).await? < CHUNK as usize {
+                return Ok(());
             }
         }
     }

@@ -64,6 +64,31 @@ async fn a_notice_does_not_wait_for_ever() {
     assert_eq!(books.take(vec![notice("call-1", 7)]).await.unwrap(), [Fate::Known]);
 }
 
+/// B2: what contradicts a notice whose call has not come is forgotten with it; of calls that have come it stays.
+#[tokio::test]
+async fn contradictions_of_calls_that_never_come_are_forgotten() {
+    let place = tempdir().unwrap();
+    let books = books(place.path());
+    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let mut notices: Vec<_> = (1..5).map(|price| notice("call-1", price * 1000)).collect();
+    notices.extend((0..700).flat_map(|call| {
+        let id = format!("never-{call}");
+        [notice(&id, 1000), notice(&id, 2000)]
+    }));
+    books.take(notices).await.unwrap();
+    let file = rusqlite::Connection::open(place.path().join("state.db")).unwrap();
+    let conflicts = || {
+        let count = "SELECT count(*) FROM billing_conflict";
+        file.query_row(count, [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    assert_eq!(conflicts(), 703);
+    let now = SystemTime::now();
+    books.forget_waiting(now + Duration::from_hours(47)).await.unwrap();
+    assert_eq!(conflicts(), 703, "they may still come");
+    assert_eq!(books.forget_waiting(now + Duration::from_hours(49)).await.unwrap(), 700);
+    assert_eq!((conflicts(), books.totals(now).await.unwrap().conflicting_calls), (3, 1));
+}
+
 /// B3: rows that name other books, or a run that never was here, are not unknown: they are somebody else's.
 #[tokio::test]
 async fn rows_for_other_books_are_not_unknown() {
