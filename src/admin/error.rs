@@ -5,6 +5,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use crate::base::json::Invalid;
+
 /// Why a request of an operator was not done. Operators are trusted with every word of it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -14,6 +16,8 @@ pub(super) enum Error {
     Ending(String),
     #[error("the body is not what is expected here: {0}")]
     Invalid(serde_json::Error),
+    #[error("the body is not what is expected here: {0}")]
+    Ambiguous(Invalid),
     /// Nothing has changed.
     #[error("{0:#}")]
     Refused(anyhow::Error),
@@ -24,7 +28,7 @@ impl Error {
         match self {
             Self::NoSuchRun(_) => (StatusCode::NOT_FOUND, "no_such_run"),
             Self::Ending(_) => (StatusCode::CONFLICT, "run_is_ending"),
-            Self::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid"),
+            Self::Invalid(_) | Self::Ambiguous(_) => (StatusCode::BAD_REQUEST, "invalid"),
             Self::Refused(_) => (StatusCode::UNPROCESSABLE_ENTITY, "refused"),
         }
     }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::error::Error;
 use super::{Api, MAX_BODY_BYTES};
+use crate::base::json;
 use crate::grant::{Access, Denied, Grant};
 
 /// Who asks. A handler without this answers everybody.
@@ -68,10 +69,13 @@ impl<T: DeserializeOwned> FromRequest<Arc<Api>> for Body<T> {
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, Error> {
         let bytes = bytes(request, api, &JSON, MAX_BODY_BYTES).await?;
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| match error.classify() {
+        let body = serde_json::from_slice(&bytes).map_err(|error| match error.classify() {
             serde_json::error::Category::Data => Error::invalid(error),
             _ => Error::Json(error.to_string()),
-        })
+        })?;
+        // Of a key that stands twice in a map, such as `metadata`, serde keeps the last value.
+        json::check_document(&bytes).map_err(Error::invalid)?;
+        Ok(Self(body))
     }
 }
 

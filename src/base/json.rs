@@ -146,6 +146,17 @@ enum State {
     End,
 }
 
+/// Reads a document that is in memory as strictly as a body that is sent on. Where a parser keeps one value of a key that
+/// stands twice, and another parser the other, this says no.
+///
+/// # Errors
+/// The first thing wrong with the document.
+pub fn check_document(data: &[u8]) -> Result<(), Invalid> {
+    let mut scanner = Scanner::new(Limits::default());
+    scanner.feed(data)?;
+    scanner.finish().map(drop)
+}
+
 impl Scanner {
     pub fn new(limits: Limits) -> Self {
         Self::watched(limits, ())

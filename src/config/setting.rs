@@ -9,6 +9,7 @@ use serde::de::value::StrDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::Config;
+use crate::base::json::check_document;
 use crate::base::secret::Secret;
 use crate::base::trace;
 use crate::body::Capability;
@@ -144,8 +145,11 @@ pub const SETTINGS: &[Setting] = &[
         "JSON",
         "More for LiteLLM's spend logs: graph_id, existing_trace_id, session_id, trace_user_id",
         |config, given| {
-            config.identity.metadata = serde_json::from_str(given)
-                .map_err(|_| "give one JSON object, such as {\"graph_id\":\"g1\"}")?;
+            let read = serde_json::from_str(given).ok();
+            let is_plain = check_document(given.as_bytes()).is_ok();
+            config.identity.metadata = read
+                .filter(|_| is_plain)
+                .ok_or("give one JSON object with each key once, such as {\"graph_id\":\"g1\"}")?;
             Ok(())
         },
     ),

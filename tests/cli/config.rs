@@ -122,7 +122,8 @@ fn a_wrong_value_names_its_variable_and_what_is_allowed() {
     `RUN_ID` is `run 1`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     `ATTEMPT` is `first try`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     `BILLING_ACCOUNT_ID` is `acct=1`; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
-    `LITELLM_METADATA_JSON` is `[]`; give one JSON object, such as {"graph_id":"g1"}
+    `LITELLM_METADATA_JSON` is `[]`; give one JSON object with each key once, such as {"graph_id":"g1"}
+    `LITELLM_METADATA_JSON` is `{"a":1,"\u0061":2}`; give one JSON object with each key once, such as {"graph_id":"g1"}
     `TRACEPARENT` is `0af7651916cd43dd8448eb211c80319c`; give a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
     `LITELLM_HOST` is `http://litellm:4000/v1`; give host:port, http://host:port, https://host[:port] or h2c://host:port
     `UPSTREAM_KIND` is `azure`; give litellm, openai or anthropic
@@ -380,6 +381,7 @@ const WRONG: &[(&str, &str)] = &[
     ("ATTEMPT", "first try"),
     ("BILLING_ACCOUNT_ID", "acct=1"),
     ("LITELLM_METADATA_JSON", "[]"),
+    ("LITELLM_METADATA_JSON", r#"{"a":1,"\u0061":2}"#),
     ("TRACEPARENT", "0af7651916cd43dd8448eb211c80319c"),
     ("LITELLM_HOST", "http://litellm:4000/v1"),
     ("UPSTREAM_KIND", "azure"),

@@ -111,6 +111,8 @@ async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
     a field missing: 422 invalid_request: missing field `agent` at line 1 column 2
     an unknown field: 422 invalid_request: unknown field `image`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `budget`, `max_runtime`, `metadata` at line 1 column 22
     a number for a text: 422 invalid_request: invalid type: integer `7`, expected a string at line 1 column 15
+    a key of the metadata twice: 422 invalid_request: duplicate key `team` at byte 104
+    deeper, in a chat: 422 invalid_request: duplicate key `b` at byte 96
     nothing to answer: 422 invalid_request: `messages` is empty; there is nothing to answer
     no such agent: 422 no_such_agent: there is no agent `sandbox:none`; there is `sandbox:agent`, `sandbox:openclaw`
     no number: 400 invalid_parameter: the query is not understood: limit: invalid digit found in string
@@ -160,7 +162,7 @@ fn tell(said: &mut String, what: &str, response: &Response) {
 
 const JSON: &str = "application/json";
 
-const ODD: [(&str, Method, &str, &str); 13] = [
+const ODD: [(&str, Method, &str, &str); 15] = [
     ("no such path", Method::GET, "/api/v2", ""),
     ("another method", Method::DELETE, "/api/v1/runs", ""),
     ("no JSON", Method::POST, "/api/v1/runs", "{"),
@@ -168,6 +170,18 @@ const ODD: [(&str, Method, &str, &str); 13] = [
     ("a field missing", Method::POST, "/api/v1/runs", "{}"),
     ("an unknown field", Method::POST, "/api/v1/runs", r#"{"agent": "a", "image": "x"}"#),
     ("a number for a text", Method::POST, "/api/v1/ai/chat", r#"{"graphName": 7}"#),
+    (
+        "a key of the metadata twice",
+        Method::POST,
+        "/api/v1/runs",
+        r#"{"agent": "a", "model": "m", "messages": [{"role": "user", "content": "hi"}], "metadata": {"team": "a", "t\u0065am": "b"}}"#,
+    ),
+    (
+        "deeper, in a chat",
+        Method::POST,
+        "/api/v1/ai/chat",
+        r#"{"graphName": "a", "messages": [{"role": "user", "content": "hi"}], "metadata": {"a": [{"b": 1, "b": 1}]}}"#,
+    ),
     (
         "nothing to answer",
         Method::POST,
