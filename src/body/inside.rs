@@ -13,7 +13,9 @@
 
 mod place;
 
-use self::place::{Embedded, Place, in_content, is_address, is_address_in_data, is_inline};
+use self::place::{
+    Embedded, Place, in_content, is_address, is_address_in_data, is_file_id, is_inline,
+};
 use super::capability::Capability;
 use super::media::{Media, Medium};
 use crate::base::json::{Kind, Watch};
@@ -84,6 +86,15 @@ struct Open {
     /// Of a source or a part: whether it is text, and whether it has an address.
     is_text: bool,
     has_address: bool,
+    /// Of a part: whether it is a result that the client has found, and whether its source is an address.
+    is_found: bool,
+    has_source: bool,
+    /// Whether it names a machine at the provider, and whether it is what runs code there.
+    has_container: bool,
+    runs_code: bool,
+    /// Of an item: whether it is a picture that the provider has drawn, and whether it has the picture.
+    is_drawing: bool,
+    has_drawing: bool,
 }
 
 /// Names by which LiteLLM's interception knows a tool that it runs itself, with a condition.
@@ -199,7 +210,8 @@ impl Inside {
             b"cache_control" => return Place::Cache,
             b"tools" => return Place::Tools,
             b"environment" => return Place::Environment,
-            b"container" | b"input_image_mask" | b"skills" => return Place::Content,
+            b"container" => return Place::Container,
+            b"input_image_mask" | b"skills" => return Place::Content,
             b"file_ids" | b"file_id" => return Place::FileId,
             _ => {
                 let hosted = str::from_utf8(key).ok().and_then(Capability::of_tool_key);
@@ -219,27 +231,35 @@ impl Inside {
                 self.know();
                 Place::Text
             }
+            b"environment" => Place::Environment,
+            b"result" => Place::Drawn,
             _ => in_content(key),
         }
     }
 
     /// The innermost says what it is.
     fn know(&mut self) {
+        self.note(|open| open.is_known = true);
+    }
+
+    /// Notes something of the innermost.
+    fn note(&mut self, note: impl FnOnce(&mut Open)) {
         if let Some(open) = self.open.last_mut() {
-            open.is_known = true;
+            note(open);
         }
     }
 
     fn judge(&mut self, place: Place, text: &[u8]) {
         match place {
             Place::ToolType => self.tool_type(text),
-            Place::ItemType => {
-                self.know();
-                if text == b"item_reference" {
-                    self.needs(Capability::StoredState, text);
-                }
-            }
+            Place::ItemType => self.item_type(text),
             Place::EnvironmentType if text != b"local" => self.needs(Capability::Containers, text),
+            Place::Environment if text.starts_with(b"container") => {
+                self.needs(Capability::Containers, text);
+            }
+            Place::Network | Place::NetworkType if text != b"disabled" => {
+                self.needs(Capability::WebFetch, b"network_policy");
+            }
             Place::ToolName => self.tool_name(text),
             Place::Address => self.address(text, !is_inline(text)),
             Place::Data | Place::Media => {
@@ -247,28 +267,34 @@ impl Inside {
                     !is_inline(text) && (text.contains(&b':') || is_address_in_data(text));
                 self.address(text, is_remote);
             }
-            Place::Payload => self.address(text, is_address_in_data(text)),
+            Place::Payload | Place::Source => self.address(text, is_address_in_data(text)),
+            Place::Drawn => {
+                self.note(|open| open.has_drawing = !text.is_empty());
+                self.address(text, is_address_in_data(text));
+            }
+            Place::FileId => {
+                self.needs(Capability::FileIds, b"file_id");
+                self.found.media.add_document();
+                if !is_file_id(text) {
+                    self.needs(Capability::RemoteMedia, b"file_id");
+                }
+            }
+            Place::Origin => {
+                self.note(|open| open.has_source = is_address_in_data(text));
+                self.address(text, false);
+            }
             Place::Content => self.address(text, is_address(text)),
-            Place::OriginType => {
-                if let Some(open) = self.open.last_mut() {
-                    open.is_text = text == b"text";
-                }
-            }
+            Place::OriginType => self.note(|open| open.is_text = text == b"text"),
             Place::PartType if text.starts_with(b"web_search_result") => {
-                if let Some(open) = self.open.last_mut() {
-                    open.is_text = true;
-                }
+                self.note(|open| open.is_text = true);
             }
+            Place::PartType if text == b"search_result" => self.note(|open| open.is_found = true),
             Place::Url => {
-                if let Some(open) = self.open.last_mut() {
-                    open.has_address = !is_inline(text);
-                }
+                self.note(|open| open.has_address = !is_inline(text));
                 self.address(text, false);
             }
             Place::OriginData => {
-                if let Some(open) = self.open.last_mut() {
-                    open.has_address = is_address_in_data(text);
-                }
+                self.note(|open| open.has_address = is_address_in_data(text));
                 self.address(text, false);
             }
             Place::Embedded => match Embedded::of(text) {
@@ -278,9 +304,7 @@ impl Inside {
                 Embedded::File => self.needs(Capability::FileIds, b"files"),
             },
             Place::MediaType if text.eq_ignore_ascii_case(b"application/pdf") => {
-                if let Some(open) = self.open.last_mut() {
-                    open.is_document = true;
-                }
+                self.note(|open| open.is_document = true);
             }
             Place::CacheTime => self.found.has_long_cache |= !matches!(text, b"5m" | b"1h"),
             Place::Edits => self.found.is_compacted |= text.starts_with(b"compact"),
@@ -301,6 +325,16 @@ impl Inside {
         };
     }
 
+    fn item_type(&mut self, text: &[u8]) {
+        self.know();
+        match text {
+            b"item_reference" => self.needs(Capability::StoredState, text),
+            b"code_interpreter_call" => self.note(|open| open.runs_code = true),
+            b"image_generation_call" => self.note(|open| open.is_drawing = true),
+            _ => (),
+        }
+    }
+
     fn tool_type(&mut self, text: &[u8]) {
         // Cut text has no unknown beginning, and none of these has a character of two bytes.
         match str::from_utf8(text).map(Capability::of_tool) {
@@ -312,9 +346,10 @@ impl Inside {
                 }
             }
             Ok(Some(capability)) => {
-                if let Some(open) = self.open.last_mut() {
+                self.note(|open| {
                     open.is_typed = true;
-                }
+                    open.runs_code = capability == Capability::CodeInterpreter;
+                });
                 self.needs(capability, text);
             }
             Err(_) => self.needs(Capability::UnknownTools, text),
@@ -339,6 +374,8 @@ impl Inside {
                 self.needs(Capability::FileIds, b"file_id");
                 self.found.media.add_document();
             }
+            Place::SkillId if !is_null => self.needs(Capability::Containers, b"skill_id"),
+            Place::StoredId if !is_null => self.needs(Capability::StoredState, b"id"),
             Place::CacheTime if !is_null => self.found.has_long_cache = true,
             _ => (),
         }
@@ -358,12 +395,14 @@ impl Watch for Inside {
         self.next = match open.place {
             Place::Tool => self.in_tool(key),
             Place::Item => self.in_item(key),
-            Place::Environment if key == b"type" => Place::EnvironmentType,
+            Place::Environment => in_environment(key),
+            Place::Network if key == b"type" => Place::NetworkType,
             Place::Function if key == b"name" => Place::ToolName,
             Place::Cache if key == b"ttl" => Place::CacheTime,
-            Place::Environment | Place::Function | Place::Cache => Place::Opaque,
+            Place::Network | Place::Function | Place::Cache => Place::Opaque,
             Place::Edits => Place::Edits,
             Place::Address | Place::Source | Place::Origin if key == b"url" => Place::Address,
+            Place::Source if key == b"id" => Place::StoredId,
             Place::Origin if key == b"type" => Place::OriginType,
             Place::Origin if key == b"data" => Place::OriginData,
             _ => in_content(key),
@@ -377,6 +416,9 @@ impl Watch for Inside {
             return false;
         }
         let place = if depth == 1 { self.next } else { self.take_place() };
+        if place == Place::Container && kind != Kind::Null {
+            self.note(|open| open.has_container = true);
+        }
         if is_open {
             let place = place.within(kind);
             if place == Place::Opaque {
@@ -384,7 +426,8 @@ impl Watch for Inside {
             } else {
                 self.open.push(Open::new(place, kind == Kind::Array));
             }
-            if place == Place::FileId && kind == Kind::Object {
+            let is_id = matches!(place, Place::FileId | Place::SkillId | Place::StoredId);
+            if is_id && kind == Kind::Object {
                 self.mistyped(place, kind);
             }
             return false;
@@ -409,6 +452,7 @@ impl Watch for Inside {
             Place::ToolType
                 | Place::ItemType
                 | Place::EnvironmentType
+                | Place::NetworkType
                 | Place::OriginType
                 | Place::PartType
                 | Place::CacheTime
@@ -423,8 +467,16 @@ impl Watch for Inside {
             return;
         }
         let Some(open) = self.open.pop() else { return };
-        if open.has_address && !open.is_text {
+        if (open.has_address && !open.is_text) || (open.has_source && !open.is_found) {
             self.needs(Capability::RemoteMedia, b"url");
+        }
+        match (open.has_container, open.runs_code) {
+            (true, true) => self.needs(Capability::CodeInterpreter, b"container"),
+            (true, false) => self.needs(Capability::Containers, b"container"),
+            (false, _) => (),
+        }
+        if open.is_drawing && !open.has_drawing {
+            self.needs(Capability::StoredState, b"image_generation_call");
         }
         if open.is_document && !open.has_document {
             self.found.media.add_document();
@@ -464,7 +516,25 @@ impl Open {
             has_document: false,
             is_text: false,
             has_address: false,
+            is_found: false,
+            has_source: false,
+            has_container: false,
+            runs_code: false,
+            is_drawing: false,
+            has_drawing: false,
         }
+    }
+}
+
+/// What the value of a key is, in the place where a tool runs.
+fn in_environment(key: &[u8]) -> Place {
+    match key {
+        b"type" => Place::EnvironmentType,
+        b"container_id" => Place::Container,
+        b"network_policy" => Place::Network,
+        b"file_ids" | b"file_id" => Place::FileId,
+        b"skills" => Place::Content,
+        _ => Place::Opaque,
     }
 }
 

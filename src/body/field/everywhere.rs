@@ -31,6 +31,9 @@ pub(super) const EVERYWHERE: &[Field] = &[
     Field::new("billing_policy", Rule::Drop(Why::Account)),
     Field::new("budget_duration", Rule::Refuse(Forbidden::Price)),
     Field::new("cache", Rule::Refuse(Forbidden::Gateway)),
+    Field::new("cached_content", Rule::Needs(Capability::StoredState)),
+    // As Google spells it, which no upstream behind us takes: nobody passes it under another name.
+    Field::new("cachedcontent", Rule::Needs(Capability::StoredState)),
     Field::new("caching", Rule::Refuse(Forbidden::Gateway)),
     Field::new("caching_groups", Rule::Refuse(Forbidden::Gateway)),
     Field::new("callbacks", Rule::Refuse(Forbidden::Record)),
@@ -42,6 +45,7 @@ pub(super) const EVERYWHERE: &[Field] = &[
     Field::new("context_window_fallback_dict", Rule::Refuse(Forbidden::Routing)),
     Field::new("context_window_fallbacks", Rule::Refuse(Forbidden::Routing)),
     Field::new("conversation", Rule::Needs(Capability::StoredState)),
+    Field::new("conversation_id", Rule::Needs(Capability::StoredState)),
     Field::new("cooldown_time", Rule::Refuse(Forbidden::Retry)),
     Field::new("custom_llm_provider", Rule::Refuse(Forbidden::Upstream)),
     Field::new("default_fallbacks", Rule::Refuse(Forbidden::Routing)),

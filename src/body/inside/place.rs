@@ -28,11 +28,20 @@ pub(super) enum Place {
     /// Where a tool runs.
     Environment,
     EnvironmentType,
+    /// A machine at the provider, or its id.
+    Container,
+    /// What a machine at the provider may reach.
+    Network,
+    NetworkType,
+    /// The ids of what a provider keeps: a skill, and anything within an object like [`Place::Source`].
+    SkillId,
+    StoredId,
     /// An address, or an object whose `url` is one.
     Address,
-    /// An object whose `url` is an address; as text it is something else.
+    /// An object whose `url` is an address; as text, bytes or an address.
     Source,
-    /// The source of a document or an image: its type says whether its data is text.
+    /// The source of a document or an image: its type says whether its data is text. As text it is an address, which is
+    /// not fetched in a result of a search.
     Origin,
     OriginType,
     OriginData,
@@ -47,6 +56,8 @@ pub(super) enum Place {
     PartType,
     Url,
     MediaType,
+    /// A picture that a provider has drawn; without its bytes the item names one that is kept.
+    Drawn,
     /// How long something is cached.
     Cache,
     CacheTime,
@@ -71,9 +82,16 @@ impl Place {
             self,
             Self::ToolType
                 | Self::ItemType
+                | Self::Environment
                 | Self::EnvironmentType
+                | Self::Network
+                | Self::NetworkType
                 | Self::ToolName
                 | Self::Address
+                | Self::Source
+                | Self::Origin
+                | Self::FileId
+                | Self::Drawn
                 | Self::Data
                 | Self::Payload
                 | Self::Media
@@ -101,6 +119,9 @@ impl Place {
                 | Self::ToolName
                 | Self::ItemType
                 | Self::EnvironmentType
+                | Self::NetworkType
+                | Self::Container
+                | Self::Drawn
                 | Self::Data
                 | Self::Payload
                 | Self::PartType
@@ -205,6 +226,12 @@ fn is_file_name(name: &[u8]) -> bool {
         && name.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }
 
+/// Whether an id is one of a file that a provider has. LiteLLM takes addresses for such ids, and Google's ids are addresses.
+pub(super) fn is_file_id(text: &[u8]) -> bool {
+    let start = text.get(..GEMINI_FILES.len());
+    !is_address(text) || start.is_some_and(|start| start.eq_ignore_ascii_case(GEMINI_FILES))
+}
+
 const GEMINI_FILES: &[u8] = b"https://generativelanguage.googleapis.com/v1beta/files/";
 
 const BUCKETS: [&[u8]; 2] = [b"gs:", b"s3:"];
@@ -266,6 +293,7 @@ const CONTENT: [&[(&[u8], Place)]; 18] = [
     ],
     &[
         (b"thinking", Place::Text),
+        (b"skill_id", Place::SkillId),
         (b"document", Place::Source),
         (b"file_ids", Place::FileId),
         (b"filename", Place::Text),
@@ -293,11 +321,12 @@ const CONTENT: [&[(&[u8], Place)]; 18] = [
     ],
     &[
         (b"input_schema", Place::Opaque),
+        (b"container_id", Place::Container),
         (b"tool_call_id", Place::Text),
         (b"instructions", Place::Text),
     ],
     &[(b"cache_control", Place::Cache), (b"function_call", Place::Opaque)],
-    &[],
+    &[(b"network_policy", Place::Network)],
     &[],
     &[],
     &[

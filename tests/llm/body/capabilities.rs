@@ -247,7 +247,90 @@ fn refusal(route: Route, fields: &str) -> Refusal {
     sent(route, &Policy::default(), &format!(r#"{{"model":"m",{fields}}}"#)).expect_err(fields)
 }
 
+/// G6: a file's id that is an address is fetched, so that it needs both grants; Google's ids are addresses.
+#[test]
+fn an_id_that_is_an_address_needs_to_be_fetched() {
+    let file = |id: &str, capabilities: &[Capability]| {
+        let body = format!(
+            r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"file","file":{{"file_id":"{id}"}}}}]}}]}}"#
+        );
+        let capabilities = capabilities.iter().copied().collect();
+        sent(ChatCompletions, &Policy { capabilities, ..Policy::default() }, &body)
+    };
+    let (ids, both) =
+        (&[Capability::FileIds][..], &[Capability::FileIds, Capability::RemoteMedia][..]);
+    for id in ["https://x/?leak=secret", "gs://bucket/x"] {
+        assert!(file(id, ids).is_err(), "{id}");
+        assert!(file(id, both).is_ok(), "{id}");
+    }
+    for id in ["file-1", "https://generativelanguage.googleapis.com/v1beta/files/abc"] {
+        assert!(file(id, ids).is_ok(), "{id}");
+    }
+}
+
 const DENIED: &[(Route, &str)] = &[
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"type":"image","source":"https://x/?leak=secret"}]}]"#,
+    ),
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"source":["//host.example/x"],"type":"search_result"}]}]"#,
+    ),
+    (
+        CountTokens,
+        r#""messages":[{"role":"user","content":[{"type":"document","source":"gs://b/x"}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"document","document":"https://x"}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"user","content":[{"type":"file","file":"https://x/a.pdf"}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"role":"user","content":[{"type":"input_image","source":"https://x"}]}]"#,
+    ),
+    (
+        ChatCompletions,
+        r#""messages":[{"role":"assistant","audio":{"id":"audio_1"}},{"role":"user","content":"hi"}]"#,
+    ),
+    (Responses, r#""input":[{"type":"image_generation_call","id":"ig_1","result":null}]"#),
+    (
+        Responses,
+        r#""input":[{"type":"image_generation_call","id":"ig_1","result":"https://x/a.png"}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"code_interpreter_call","id":"ci_1","container_id":"cntr_1","code":"1"}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"shell_call","call_id":"c","environment":{"type":"container_reference","container_id":"cntr_1"}}]"#,
+    ),
+    (Responses, r#""tools":[{"type":"shell","container":"cntr_1"}]"#),
+    (Responses, r#""tools":[{"container":{"type":"auto"},"type":"local_shell"}]"#),
+    (Responses, r#""tools":[{"type":"shell","environment":"container_auto"}]"#),
+    (Responses, r#""tools":[{"type":"shell","environment":{"container_id":"cntr_1"}}]"#),
+    (
+        Responses,
+        r#""tools":[{"type":"shell","environment":{"type":"local","skills":[{"type":"skill_reference","skill_id":"skill_1"}]}}]"#,
+    ),
+    (
+        Responses,
+        r#""tools":[{"type":"shell","environment":{"type":"local","network_policy":{"type":"allowlist","allowed_domains":["x"]}}}]"#,
+    ),
+    (Messages, r#""tools":[{"type":"bash_20250124","name":"bash","container":"container_1"}]"#),
+    (ChatCompletions, r#""tools":[{"type":"web_search"}]"#),
+    (ChatCompletions, r#""tools":[{"type":"function","web_search":{"enable":true}}]"#),
+    (Messages, r#""tools":[{"type":"web_search"}]"#),
+    (CountTokens, r#""tools":[{"type":"web_search"}]"#),
+    (Responses, r#""tools":[{"type":"web_search","name":null}]"#),
+    (ChatCompletions, r#""cached_content":"cachedContents/1""#),
+    (Responses, r#""conversation_id":"conv_1""#),
+    (Messages, r#""previous_response_id":"resp_1""#),
     (
         ChatCompletions,
         r#""messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{"data":"https://x/a.mp3","format":"mp3"}}]}]"#,
@@ -437,6 +520,18 @@ const DENIED: &[(Route, &str)] = &[
 ];
 
 const ALLOWED: &[(Route, &str)] = &[
+    (
+        Messages,
+        r#""messages":[{"role":"user","content":[{"source":"https://x","type":"search_result","title":"t","content":[]},{"type":"document","source":"notes/a.md"}]}]"#,
+    ),
+    (
+        Responses,
+        r#""input":[{"type":"image_generation_call","id":"ig_1","result":"iVBORw0KGgo="},{"type":"shell_call","call_id":"c","environment":{"type":"local"},"container_id":null},{"type":"shell_call","environment":null,"file_ids":[]}]"#,
+    ),
+    (
+        Responses,
+        r#""tools":[{"type":"shell","container":null,"environment":{"type":"local","skills":[{"name":"s","description":"d","path":"/skills/s"}],"network_policy":{"type":"disabled"}}}]"#,
+    ),
     (
         ChatCompletions,
         r#""messages":[{"role":"user","content":"https://x"},{"role":"tool","tool_call_id":"a://b","content":"https://x"},{"role":"user","content":[{"type":"text","text":"https://x"}]}]"#,
