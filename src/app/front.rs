@@ -17,7 +17,6 @@ use crate::config::{Config, Shared};
 use crate::gateway::door::Door;
 use crate::gateway::registry::Gateways;
 use crate::gateway::server::{self, socket};
-use crate::run::token::Keys;
 
 /// A bound listener, and what is behind it.
 pub(super) enum Front {
@@ -53,7 +52,7 @@ impl Front {
     ) -> anyhow::Result<Self> {
         let tls = shared.tls().map(|files| tls::server(&files)).transpose()?;
         let door = Door {
-            keys: ArcSwap::from_pointee(Keys::read(&shared.token_keys_file)?),
+            keys: ArcSwap::from_pointee(shared.token_keys()?),
             runs: Arc::clone(runs.registry()),
             metrics: Arc::clone(runs.metrics()),
             access_log: runs.access_log().clone(),
@@ -102,7 +101,7 @@ impl Front {
                 return Ok(Box::new(|| ()));
             };
             check_lasting(&old, shared)?;
-            let keys = Keys::read(&shared.token_keys_file)?;
+            let keys = shared.token_keys()?;
             let tls = shared.tls().map(|files| tls::server(&files)).transpose()?;
             Ok(Box::new(move || {
                 current.door.keys.store(Arc::new(keys));

@@ -1,13 +1,13 @@
 //! `cogni-gateway token`: make run tokens, and look into them.
 
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 
-use crate::run::token::{Claims, Keys, MAX_TOKEN_BYTES};
+use crate::run::token::{Claims, Keys, MAX_AUDIENCE_BYTES, MAX_TOKEN_BYTES, is_audience};
 
 /// Make run tokens, or look into them.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -23,12 +23,18 @@ pub enum Command {
         /// The key that signs it [default: the first of the file].
         #[arg(long, value_name = "ID")]
         key_id: Option<String>,
+        /// The installation that serves the run, as its `shared.token_audience` [default: none].
+        #[arg(long, env = "RUN_TOKEN_AUDIENCE", value_name = "NAME", value_parser = audience)]
+        audience: Option<String>,
         /// File with lines of `id = key`.
         #[arg(long, env = "RUN_TOKEN_KEYS_FILE", value_name = "PATH")]
         keys_file: PathBuf,
     },
     /// Read a token from standard input; print what it says, and whether it is valid now.
     Inspect {
+        /// The installation that the token must be for [default: none].
+        #[arg(long, env = "RUN_TOKEN_AUDIENCE", value_name = "NAME", value_parser = audience)]
+        audience: Option<String>,
         /// File with lines of `id = key`; without it nothing is proved.
         #[arg(long, env = "RUN_TOKEN_KEYS_FILE", value_name = "PATH")]
         keys_file: Option<PathBuf>,
@@ -38,15 +44,17 @@ pub enum Command {
 /// Runs the command. The exit code is 1 where a token can be read and is not valid.
 pub fn run(command: &Command, input: impl Read, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Mint { run_id, ttl, key_id, keys_file } => {
-            let keys = Keys::read(keys_file)?;
+        Command::Mint { run_id, ttl, key_id, audience, keys_file } => {
+            let keys = Keys::read(keys_file)?.for_audience(audience.as_deref());
             let token = keys.mint(run_id, *ttl, key_id.as_deref(), SystemTime::now())?;
             writeln!(out, "{token}")?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Inspect { keys_file } => {
+        Command::Inspect { audience, keys_file } => {
             let token = read(input)?;
-            inspect(token.trim(), keys_file.as_deref(), SystemTime::now(), out)
+            let keys = keys_file.as_deref().map(Keys::read).transpose()?;
+            let keys = keys.map(|keys| keys.for_audience(audience.as_deref()));
+            inspect(token.trim(), keys.as_ref(), SystemTime::now(), out)
         }
     }
 }
@@ -54,20 +62,23 @@ pub fn run(command: &Command, input: impl Read, out: &mut impl Write) -> anyhow:
 /// Says what a token says, and whether it may be believed at `now`.
 pub fn inspect(
     token: &str,
-    keys_file: Option<&Path>,
+    keys: Option<&Keys>,
     now: SystemTime,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let Some((key_id, claims)) = Claims::peek(token) else { bail!(NOT_A_TOKEN) };
     writeln!(out, "run      {}", claims.run)?;
+    if let Some(audience) = &claims.audience {
+        writeln!(out, "audience {audience}")?;
+    }
     writeln!(out, "key      {key_id}")?;
     writeln!(out, "issued   {}", date(claims.issued))?;
     writeln!(out, "expires  {}", date(claims.expires))?;
-    let Some(keys_file) = keys_file else {
+    let Some(keys) = keys else {
         writeln!(out, "valid    not known; name the keys with --keys-file")?;
         return Ok(ExitCode::FAILURE);
     };
-    match Keys::read(keys_file)?.verify(token, now) {
+    match keys.verify(token, now) {
         Ok(_) => {
             writeln!(out, "valid    yes")?;
             Ok(ExitCode::SUCCESS)
@@ -85,6 +96,13 @@ fn read(input: impl Read) -> anyhow::Result<String> {
     let limit = MAX_TOKEN_BYTES as u64 + 2;
     input.take(limit).read_to_string(&mut token).context("cannot read a token from stdin")?;
     Ok(token)
+}
+
+fn audience(given: &str) -> Result<String, String> {
+    let name = is_audience(given).then(|| given.to_owned());
+    name.ok_or_else(|| {
+        format!("use 1 to {MAX_AUDIENCE_BYTES} letters, digits, `.`, `_`, `:`, `@`, `/` or `-`")
+    })
 }
 
 fn date(seconds: u64) -> String {

@@ -13,6 +13,7 @@ use crate::base::{tls, trace};
 use crate::budget::Limits;
 use crate::gateway::server::MAX_COUNT;
 use crate::run::Identity;
+use crate::run::token::{Keys, KeysError, MAX_AUDIENCE_BYTES, is_audience};
 use crate::upstream::Kind;
 
 /// The listener, and the runs that are there from the start.
@@ -33,6 +34,8 @@ pub struct Shared {
     pub handshake_timeout: Duration,
     /// Lines of `id = key`: the first signs run tokens, all of them verify.
     pub token_keys_file: PathBuf,
+    /// The name of this installation in run tokens. With a name, tokens of this name are taken, and no others.
+    pub token_audience: Option<String>,
     /// Where each run has an audit log of its own, named after it.
     pub audit_dir: Option<PathBuf>,
     pub runs: Vec<RunSpec>,
@@ -68,11 +71,26 @@ impl Shared {
         })
     }
 
+    /// Reads the keys of run tokens, for this installation's audience.
+    ///
+    /// # Errors
+    /// The file cannot be read or understood.
+    pub fn token_keys(&self) -> Result<Keys, KeysError> {
+        Ok(Keys::read(&self.token_keys_file)?.for_audience(self.token_audience.as_deref()))
+    }
+
     /// # Errors
     /// What is missing or does not fit together, and what to do about it.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.token_keys_file.as_os_str().is_empty() {
             bail!("`shared.token_keys_file` is not set; tokens tell the runs apart");
+        }
+        if let Some(name) = self.token_audience.as_deref().filter(|name| !is_audience(name)) {
+            bail!(
+                "`shared.token_audience` is `{}`, which is no name; use 1 to {MAX_AUDIENCE_BYTES} letters, \
+                 digits, `.`, `_`, `:`, `@`, `/` or `-`",
+                name.escape_debug()
+            );
         }
         let files = [&self.tls_cert_file, &self.tls_key_file, &self.client_ca_file];
         match (self.plaintext, self.tls().is_some()) {
@@ -143,6 +161,7 @@ impl Default for Shared {
             max_connections: 4096,
             handshake_timeout: Duration::from_secs(10),
             token_keys_file: PathBuf::new(),
+            token_audience: None,
             audit_dir: None,
             runs: vec![],
         }

@@ -4,9 +4,10 @@
 //! cgr1.<key id>.<claims>.<mac>
 //! ```
 //!
-//! The claims are JSON in base64: the run, when the token was issued, when it expires; nothing in them is
-//! secret. The last part is the HMAC-SHA256 of everything before it. The whole fits into an API key's field
-//! and into a header, which is where an unmodified client puts it.
+//! The claims are JSON in base64: the run, the installation that serves it where that has a name, when the
+//! token was issued, when it expires; nothing in them is secret. The last part is the HMAC-SHA256 of
+//! everything before it. The whole fits into an API key's field and into a header, which is where an
+//! unmodified client puts it.
 //!
 //! **Invariant:** nothing of a token is interpreted before its signature holds, except the id of the key.
 //!
@@ -29,6 +30,9 @@ pub use keys::{Keys, KeysError};
 #[serde(deny_unknown_fields)]
 pub struct Claims {
     pub run: String,
+    /// The installation that the token is for. Two that share keys and a run's id are told apart by it.
+    #[serde(rename = "aud", default, skip_serializing_if = "Option::is_none")]
+    pub audience: Option<String>,
     /// In seconds since 1970, as all times here.
     #[serde(rename = "iat")]
     pub issued: u64,
@@ -46,6 +50,10 @@ pub enum Invalid {
     UnknownKey,
     #[error("it was not signed with the key it names")]
     Signature,
+    #[error(
+        "it is for another installation; compare `shared.token_audience` with the token's `aud`"
+    )]
+    Audience,
     #[error("it was issued in the future; compare the clocks of the two machines")]
     Future,
     #[error("it has expired")]
@@ -86,7 +94,9 @@ impl Keys {
             _ => {}
         }
         let issued = seconds(now);
-        let claims = Claims { run: run.to_owned(), issued, expires: issued + ttl.as_secs() };
+        let audience = self.audience().map(str::to_owned);
+        let claims =
+            Claims { run: run.to_owned(), audience, issued, expires: issued + ttl.as_secs() };
         self.sign(&claims, key_id)
     }
 
@@ -119,10 +129,10 @@ impl Keys {
         Ok(claims)
     }
 
-    /// What one of our keys has signed, be it valid now or not.
+    /// What one of our keys has signed for this installation, be it valid now or not.
     ///
     /// # Errors
-    /// The token was not signed by us.
+    /// The token was not signed by us, or is for another installation.
     pub fn authenticate(&self, token: &str) -> Result<Claims, Invalid> {
         let parts = Parts::of(token)?;
         let key = self.find(parts.key_id).ok_or(Invalid::UnknownKey)?;
@@ -132,7 +142,11 @@ impl Keys {
         }
         // Takes the same time wherever the two differ.
         hmac::verify(key.hmac(), parts.signed.as_bytes(), &mac).map_err(|_| Invalid::Signature)?;
-        parts.claims().ok_or(Invalid::Form)
+        let claims = parts.claims().ok_or(Invalid::Form)?;
+        if claims.audience.as_deref() != self.audience() {
+            return Err(Invalid::Audience);
+        }
+        Ok(claims)
     }
 }
 
@@ -187,6 +201,11 @@ impl<'a> Parts<'a> {
     }
 }
 
+/// Tells whether a text can name an installation in tokens.
+pub fn is_audience(name: &str) -> bool {
+    is_name(name) && name.len() <= MAX_AUDIENCE_BYTES
+}
+
 /// Before 1970 nothing was issued, and nothing has expired.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
@@ -195,7 +214,7 @@ fn seconds(time: SystemTime) -> u64 {
 /// What every token begins with: the kind and its version.
 pub const PREFIX: &str = "cgr1.";
 
-/// Longer than any token that we make: the longest run id and key id are under 400 bytes. Ours.
+/// Longer than any token that we make: the longest run id, key id and audience are under 450 bytes. Ours.
 pub const MAX_TOKEN_BYTES: usize = 512;
 
 /// No run lasts longer, and a token that leaks should not outlive its run by much. Ours.
@@ -204,5 +223,8 @@ pub const MAX_LIFETIME: Duration = Duration::from_hours(30 * 24);
 /// How far ahead of us the clock of the machine that issues tokens may be. Being early harms nobody; at
 /// the other end, where it would, a token is worth nothing from its last second on. Ours.
 pub const MAX_CLOCK_SKEW: Duration = Duration::from_mins(1);
+
+/// The longest name of an installation. Ours: a host's name has 63 bytes between its dots.
+pub const MAX_AUDIENCE_BYTES: usize = 64;
 
 const MAC_BYTES: usize = 32;

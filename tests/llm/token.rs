@@ -18,7 +18,7 @@ proptest! {
         let keys = keys();
         let token = keys.mint(&run, Duration::from_secs(seconds), None, at(NOW)).unwrap();
         prop_assert!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{token} fits a header");
-        let claims = Claims { run, issued: NOW, expires: NOW + seconds };
+        let claims = Claims { run, audience: None, issued: NOW, expires: NOW + seconds };
         prop_assert_eq!(keys.verify(&token, at(NOW)), Ok(claims.clone()));
         prop_assert_eq!(keys.verify(&token, at(NOW + seconds - 1)), Ok(claims));
         prop_assert_eq!(keys.verify(&token, at(NOW + seconds)), Err(Invalid::Expired));
@@ -80,7 +80,8 @@ fn each_fault_has_its_name() {
     let strangers = Keys::parse(&format!("new = {}", "33".repeat(32))).unwrap();
     let unknown = Keys::parse(&format!("other = {}", "11".repeat(32))).unwrap();
     let signed = |keys: &Keys, claims: &Claims| keys.sign(claims, None).unwrap();
-    let claims = |run: &str| Claims { run: run.into(), issued: NOW, expires: NOW + 60 };
+    let claims =
+        |run: &str| Claims { run: run.into(), audience: None, issued: NOW, expires: NOW + 60 };
     let fault = |token: &str| keys.verify(token, at(NOW)).unwrap_err();
     assert_eq!(fault(&signed(&strangers, &claims("run-1"))), Invalid::Signature);
     assert_eq!(fault(&signed(&unknown, &claims("run-1"))), Invalid::UnknownKey);
@@ -90,12 +91,31 @@ fn each_fault_has_its_name() {
     assert_eq!(fault(&signed(&keys, &claims(&"x".repeat(129)))), Invalid::Form);
     assert_eq!(fault(&"cgr1.".repeat(200)), Invalid::Form);
     assert_eq!(fault(""), Invalid::Form);
-    let late = Claims { issued: NOW + 61, expires: NOW + 120, run: "run-1".into() };
+    let late = Claims { audience: None, issued: NOW + 61, expires: NOW + 120, run: "run-1".into() };
     assert_eq!(fault(&signed(&keys, &late)), Invalid::Future);
     let early = Claims { issued: NOW + 60, ..late };
     assert_eq!(keys.verify(&signed(&keys, &early), at(NOW)), Ok(early));
-    let endless = Claims { issued: u64::MAX, expires: u64::MAX, run: "run-1".into() };
+    let endless =
+        Claims { audience: None, issued: u64::MAX, expires: u64::MAX, run: "run-1".into() };
     assert_eq!(fault(&signed(&keys, &endless)), Invalid::Future);
+}
+
+/// G1: two installations share keys, and each takes its own tokens alone.
+#[test]
+fn a_token_is_for_one_installation() {
+    let name = "x".repeat(64);
+    let [nobody, eu, us] = [None, Some(&*name), Some("us-1")].map(|name| keys().for_audience(name));
+    let run = "r".repeat(128);
+    let mint = |keys: &Keys| keys.mint(&run, Duration::from_hours(1), None, at(NOW)).unwrap();
+    for (own, others) in [(&nobody, [&eu, &us]), (&eu, [&nobody, &us]), (&us, [&eu, &nobody])] {
+        let token = mint(own);
+        assert!(own.verify(&token, at(NOW)).is_ok(), "{token}");
+        for other in others {
+            assert_eq!(other.verify(&token, at(NOW)), Err(Invalid::Audience));
+            assert_eq!(other.authenticate(&token), Err(Invalid::Audience));
+        }
+    }
+    assert_eq!(eu.verify(&mint(&eu), at(NOW)).unwrap().audience, Some(name));
 }
 
 /// G1: what was signed with another program's key in our form is no more than its JSON.
@@ -211,6 +231,12 @@ fn mint_prints_a_token_and_inspect_reads_it() {
     assert_eq!((claims.run.as_str(), claims.expires - claims.issued), ("run-1", 3600));
     let (code, text, _) = cogni(&["inspect", "--keys-file", path], &token);
     assert!(code == 0 && text.ends_with("valid    yes\n"), "{text}");
+    let named = [&mint[..], &["--audience", "eu-1"]].concat();
+    let (_, token, _) = cogni(&named, "");
+    let (code, text, _) = cogni(&["inspect", "--keys-file", path, "--audience", "eu-1"], &token);
+    assert!(code == 0 && text.contains("audience eu-1\n"), "{text}");
+    let (code, text, _) = cogni(&["inspect", "--keys-file", path], &token);
+    assert!(code == 1 && text.contains("valid    no: it is for another installation"), "{text}");
     let (code, _, said) = cogni(&["inspect"], "sk-1234");
     insta::assert_snapshot!(format!("{code}: {said}"), @"2: error: this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)");
     let (code, _, said) = cogni(&["mint", "--run-id", "run-1", "--ttl", "1h"], "");
@@ -228,9 +254,9 @@ fn mint_prints_a_token_and_inspect_reads_it() {
 #[test]
 fn inspect_says_whether_a_token_is_valid() {
     let inspected = |keys: Option<&str>, now: u64| {
-        let keys = keys.map(file);
+        let keys = keys.map(|text| Keys::parse(text).unwrap());
         let mut text = vec![];
-        inspect(&token(), keys.as_ref().map(NamedTempFile::path), at(now), &mut text).unwrap();
+        inspect(&token(), keys.as_ref(), at(now), &mut text).unwrap();
         String::from_utf8(text).unwrap()
     };
     let (ours, theirs) = (format!("new = {NEW}"), format!("new = {OLD}"));

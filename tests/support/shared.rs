@@ -71,6 +71,7 @@ impl SharedApp {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let claims = Claims {
             run: run.to_owned(),
+            audience: None,
             issued: now - 60,
             expires: now.checked_add_signed(seconds).unwrap(),
         };

@@ -16,8 +16,11 @@ use ring::hmac;
 
 use crate::base::{b64, hex};
 
-/// At least one key; the first signs.
-pub struct Keys(Vec<Key>);
+/// At least one key; the first signs. Tokens are for one audience, or for nobody by name.
+pub struct Keys {
+    keys: Vec<Key>,
+    audience: Option<Box<str>>,
+}
 
 /// A key and the name that tokens call it by.
 pub(super) struct Key {
@@ -60,30 +63,41 @@ impl Keys {
     /// # Errors
     /// The first line that is wrong.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
-        let mut keys = Self(vec![]);
+        let mut keys = Self { keys: vec![], audience: None };
         for (number, line) in (1..).zip(text.lines().map(str::trim)) {
             if !line.is_empty() && !line.starts_with('#') {
                 let key = Key::parse(number, line)?;
                 if keys.find(&key.id).is_some() {
                     return Err(KeysError::Twice { line: number, id: key.id.into() });
                 }
-                keys.0.push(key);
+                keys.keys.push(key);
             }
         }
-        if keys.0.is_empty() { Err(KeysError::Empty) } else { Ok(keys) }
+        if keys.keys.is_empty() { Err(KeysError::Empty) } else { Ok(keys) }
+    }
+
+    /// Names the installation that tokens are for. Keys with a name make and take tokens of that name only, and keys without
+    /// a name those without.
+    #[must_use]
+    pub fn for_audience(self, audience: Option<&str>) -> Self {
+        Self { audience: audience.map(Into::into), ..self }
+    }
+
+    pub(super) fn audience(&self) -> Option<&str> {
+        self.audience.as_deref()
     }
 
     pub(super) fn first(&self) -> &Key {
-        self.0.first().expect("there is at least one key")
+        self.keys.first().expect("there is at least one key")
     }
 
     pub(super) fn find(&self, id: &str) -> Option<&Key> {
-        self.0.iter().find(|key| &*key.id == id)
+        self.keys.iter().find(|key| &*key.id == id)
     }
 
     /// The ids, as a list to read.
     pub(super) fn ids(&self) -> String {
-        let ids: Vec<_> = self.0.iter().map(|key| format!("`{}`", key.id)).collect();
+        let ids: Vec<_> = self.keys.iter().map(|key| format!("`{}`", key.id)).collect();
         ids.join(", ")
     }
 }
@@ -114,7 +128,7 @@ impl Key {
 
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|key| &key.id)).finish()
+        f.debug_list().entries(self.keys.iter().map(|key| &key.id)).finish()
     }
 }
 

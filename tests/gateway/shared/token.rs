@@ -1,6 +1,6 @@
 //! G1: a token that does not hold is refused in the words of the protocol, once and for all.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use cogni_gateway::run::token::Keys;
 use http::Request;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::call;
 use crate::support::client::{Response, Stream};
-use crate::support::shared::SharedApp;
+use crate::support::shared::{SharedApp, keys};
 
 /// G1, G10: what each client reads, and that it is told not to try again.
 #[tokio::test]
@@ -22,7 +22,7 @@ async fn a_bad_token_is_refused_in_the_protocols_shape() {
         format!("{} {}", answer.status.as_u16(), answer.text())
     };
     let strangers = Keys::parse(&format!("k1 = {}", "22".repeat(32))).unwrap();
-    let now = std::time::SystemTime::now();
+    let now = SystemTime::now();
     let forged = strangers.mint("run-1", Duration::from_hours(1), None, now).unwrap();
     let (expired, unknown) = (app.token_until("run-1", -1), app.token("run-3"));
     let said = [
@@ -44,6 +44,23 @@ async fn a_bad_token_is_refused_in_the_protocols_shape() {
     401 {"error":{"code":"unknown_run","message":"the run of this token is not served here, or not any more","type":"authentication_error"},"type":"error"}
     "#);
     assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+}
+
+/// G1: a token for another installation, or for none, is nobody's here.
+#[tokio::test]
+async fn a_token_of_another_installation_is_refused() {
+    let app = SharedApp::with(|config, _| {
+        config.shared.as_mut().unwrap().token_audience = Some("eu-1".to_owned());
+    })
+    .await;
+    for (audience, status) in [(Some("eu-1"), 200), (Some("us-1"), 401), (None, 401)] {
+        let keys = keys().for_audience(audience);
+        let token = keys.mint("run-1", Duration::from_hours(1), None, SystemTime::now()).unwrap();
+        let answer = app.call(&token, "/v1/chat/completions", &call()).await;
+        assert_eq!(answer.status, status, "{audience:?}");
+    }
+    assert_eq!(app.upstream.seen.count(), 1);
     app.stop().await;
 }
 
