@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use cogni_gateway::delivery::outbox::Outbox;
 use rusqlite::Connection;
@@ -57,6 +58,21 @@ async fn a_pipe_that_git_would_wait_for_is_told_and_kept() {
     assert!(code == 1 && said.contains("`HEAD` in .git is a pipe"), "{said}");
     let (code, said) = place.relay(&["status"]);
     assert!(code == 1 && said.contains("which git would wait for"), "{said}");
+}
+
+/// L3, L7: git opens no file because the repository's configuration includes it: not a pipe, and not any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_includes_a_pipe_is_told_and_kept() {
+    let place = Place::new().await;
+    let script =
+        "git commit -q --allow-empty -m x && mkfifo pipe && git config include.path ../pipe";
+    let begun = Instant::now();
+    let id = killed_at(&place, "include", script, "");
+    let (code, said) = place.relay(&["retry", &id]);
+    assert!(code == 1 && said.contains("it includes other files"), "{said}");
+    assert!(begun.elapsed() < Duration::from_mins(1), "something has waited for the pipe");
+    let (code, said) = place.relay(&["status"]);
+    assert!(code == 1 && said.contains("`.git/config`: it includes other files"), "{said}");
 }
 
 /// L5: who takes it out later has to know what must not be in it, as its own runner did.

@@ -1,14 +1,16 @@
 //! What git would wait for in a workspace: a pipe that nobody writes to, in the place of a file that git opens by itself.
 //!
-//! The agent's processes are gone, so what is looked at does not change. Nothing of it is opened but directories.
+//! The agent's processes are gone, so what is looked at does not change. Nothing of it is opened but directories, and the
+//! repository's configuration, which may name further files for git to open.
 
 use std::ffi::CStr;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 
 use crate::base::tree;
 
@@ -16,7 +18,8 @@ use crate::base::tree;
 /// ignores and how it reads the others. Blocks.
 ///
 /// # Errors
-/// One of them is a pipe or a device, or below `.git` a symlink, which may lead to one; or they cannot be looked at.
+/// One of them is a pipe or a device, or below `.git` a symlink, which may lead to one; the configuration includes files, or
+/// objects are to be found elsewhere; or they cannot be looked at.
 pub(super) fn check(workspace: &Path) -> anyhow::Result<()> {
     let own = workspace.join(".git");
     match fs::symlink_metadata(&own) {
@@ -25,15 +28,40 @@ pub(super) fn check(workspace: &Path) -> anyhow::Result<()> {
         Ok(found) if !found.is_dir() => bail!("`.git` is not a directory, and git is not asked"),
         found => found.map(drop).context(UNSEEN)?,
     }
-    if own.join("commondir").symlink_metadata().is_ok() {
-        bail!("`.git/commondir` leads git elsewhere, and git is not asked");
+    for name in LEADING {
+        if own.join(name).symlink_metadata().is_ok() {
+            bail!("`.git/{name}` leads git elsewhere, and git is not asked");
+        }
     }
     refuse(in_repository(&own), ".git")?;
+    for name in CONFIGURATIONS {
+        check_configuration(&own.join(name)).with_context(|| format!("`.git/{name}`"))?;
+    }
     let is_read = |name: &CStr, kind| kind != FileType::Symlink && READ.contains(&name.to_bytes());
     refuse(
         tree::special(workspace, is_read).map(|name| name.map(|name| shown(&name))),
         "the workspace",
     )
+}
+
+/// Refuses a configuration that includes files: git opens those wherever they are and whatever they are. Git takes the name of
+/// a section in any case, and nothing but the name right behind the bracket; brackets in values are refused as well.
+fn check_configuration(path: &Path) -> anyhow::Result<()> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
+    let file = match opened {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        opened => opened.context(UNSEEN)?,
+    };
+    let mut text = vec![];
+    file.take(MAX_CONFIGURATION_BYTES + 1).read_to_end(&mut text).context(UNSEEN)?;
+    if text.len() as u64 > MAX_CONFIGURATION_BYTES {
+        bail!("it is longer than {MAX_CONFIGURATION_BYTES} bytes, and git is not asked");
+    }
+    if text.windows(INCLUDE.len()).any(|part| part.eq_ignore_ascii_case(INCLUDE)) {
+        bail!("it includes other files, which git would open wherever they are: git is not asked");
+    }
+    Ok(())
 }
 
 /// All but hooks, which are not started: people link them.
@@ -69,7 +97,18 @@ fn shown(name: &CStr) -> String {
 }
 
 /// Git opens these in each directory, and follows no symlink there.
-const READ: &[&[u8]] = &[b".gitignore", b".gitattributes"];
+const READ: &[&[u8]] = &[b".gitignore", b".gitattributes", b".gitmodules"];
+
+/// Files below `.git` that name another place to look for what is there, or for objects.
+const LEADING: &[&str] = &["commondir", "objects/info/alternates", "objects/info/http-alternates"];
+
+const CONFIGURATIONS: &[&str] = &["config", "config.worktree"];
+
+/// The beginning of a section that includes files, with a condition or without.
+const INCLUDE: &[u8] = b"[include";
+
+/// The longest configuration that is looked at. Ours: one of a thousand branches has 100 KiB.
+const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
 const UNSEEN: &str = "the workspace cannot be looked at";
 
@@ -96,6 +135,7 @@ mod tests {
             ".git/info/exclude",
             ".gitignore",
             "src/deep/.gitattributes",
+            ".gitmodules",
         ];
         for name in places {
             let (_place, path) = workspace();
@@ -115,6 +155,8 @@ mod tests {
             (".git/config", true),
             (".git/refs/heads/main", true),
             (".git/commondir", true),
+            (".git/objects/info/alternates", true),
+            (".git/config.worktree", true),
             (".git/hooks/pre-commit", false),
             ("link", false),
             (".gitignore", false),
@@ -124,6 +166,28 @@ mod tests {
             mknodat(CWD, path.join("fifo"), FileType::Fifo, Mode::RUSR, 0).expect("made");
             assert_eq!(check(&path).is_err(), is_refused, "{name}");
         }
+    }
+
+    /// L3: git opens no file because the repository's configuration says so.
+    #[test]
+    fn a_configuration_that_includes_files_is_refused() {
+        for (text, is_refused) in [
+            ("[core]\n\tbare = false\n# include\n[branch \"include\"]\n", false),
+            ("[include]\n\tpath = /tmp/pipe\n", true),
+            ("[core]bare=false\n  [INCLUDE]path=../pipe", true),
+            ("[includeIf \"gitdir:/\"]\n\tpath = /proc/self/fd/0\n", true),
+            ("\u{feff}[Include]\r\n\tpath = pipe\r\n", true),
+        ] {
+            for name in [".git/config", ".git/config.worktree"] {
+                let (_place, path) = workspace();
+                make(&path.join(name), |path| fs::write(path, text).expect("written"));
+                assert_eq!(check(&path).is_err(), is_refused, "{name}: {text:?}");
+            }
+        }
+        let (_place, path) = workspace();
+        let long = "#".repeat(1 + (1 << 20));
+        make(&path.join(".git/config"), |path| fs::write(path, long).expect("written"));
+        assert!(check(&path).expect_err("long").to_string().contains("config"));
     }
 
     fn workspace() -> (tempfile::TempDir, PathBuf) {
