@@ -186,17 +186,33 @@ impl Said {
             ),
         };
         let (input_details, output_details) = (details(input_details), details(output_details));
+        let (input, output) = (count(input), count(output));
+        let (written, written_1h) = cache_writes(counts.cache_creation);
+        let (detailed, detailed_1h) = cache_writes(input_details.cache_creation_token_details);
+        let cache_write = [
+            count(counts.cache_creation_input_tokens),
+            count(input_details.cache_creation_tokens),
+            count(input_details.cache_write_tokens),
+            written,
+            detailed,
+        ];
+        let cache_write = cache_write.into_iter().max().flatten();
+        let cache_read =
+            count(counts.cache_read_input_tokens).or(count(input_details.cached_tokens));
+        // Anthropic's cache is beside its input.
+        let cached = cache_read.unwrap_or(0).saturating_add(cache_write.unwrap_or(0));
+        let cached = if protocol == Protocol::Messages { 0 } else { cached };
+        let is_counted = input.is_some() || output.is_some();
         // In a Messages stream LiteLLM's figure leaves the input out.
         let cost = counts.cost.filter(|_| protocol != Protocol::Messages);
         Some(Self {
-            input: count(input),
-            output: count(output),
+            input: at_least(input, input_details.sum().max(cached), is_counted),
+            output: at_least(output, output_details.sum(), is_counted),
             // Anthropic has none.
             total: count(counts.total_tokens).filter(|_| protocol != Protocol::Messages),
-            cache_read: count(counts.cache_read_input_tokens)
-                .or(count(input_details.cached_tokens)),
-            cache_write: count(counts.cache_creation_input_tokens),
-            cache_write_1h: kept_for_an_hour(counts.cache_creation),
+            cache_read,
+            cache_write,
+            cache_write_1h: written_1h.max(detailed_1h),
             reasoning: count(output_details.reasoning_tokens),
             audio_input: count(input_details.audio_tokens),
             audio_output: count(output_details.audio_tokens),
@@ -233,7 +249,9 @@ fn extra(iterations: &RawValue) -> Option<Extra> {
             pass.cache_creation_input_tokens,
         ]
         .map(|number| count(number).unwrap_or(0));
-        let hour = kept_for_an_hour(pass.cache_creation).unwrap_or(0).min(write);
+        let (written, hour) = cache_writes(pass.cache_creation);
+        let write = write.max(written.unwrap_or(0));
+        let hour = hour.unwrap_or(0).min(write);
         let whole = input.saturating_add(read).saturating_add(write);
         extra.input = extra.input.saturating_add(whole);
         extra.output = extra.output.saturating_add(output);
@@ -244,10 +262,28 @@ fn extra(iterations: &RawValue) -> Option<Extra> {
     Some(extra)
 }
 
-/// The part of what was written to the cache that stays there for an hour.
-fn kept_for_an_hour(writes: Option<&RawValue>) -> Option<u64> {
-    let writes: CacheCreation<'_> = object(writes?.get().as_bytes())?;
-    count(writes.ephemeral_1h_input_tokens)
+/// The tokens that were written to a cache, by how long they stay there: the sum, and those of an hour.
+fn cache_writes(writes: Option<&RawValue>) -> (Option<u64>, Option<u64>) {
+    let writes = writes.and_then(|writes| object::<CacheCreation<'_>>(writes.get().as_bytes()));
+    let Some(writes) = writes else { return (None, None) };
+    let (short, hour) =
+        (count(writes.ephemeral_5m_input_tokens), count(writes.ephemeral_1h_input_tokens));
+    (add(short, hour), hour)
+}
+
+/// The sum of two counts, where one of them is there.
+fn add(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.saturating_add(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// A sum that is reported, or that of its parts where the sum is missing or nothing. Parts alone are no report: what they
+/// leave out is charged as reserved.
+fn at_least(sum: Option<u64>, parts: u64, is_counted: bool) -> Option<u64> {
+    let is_missing = sum.unwrap_or(0) == 0 && parts > 0 && is_counted;
+    if is_missing { Some(parts) } else { sum }
 }
 
 /// Reads an object; serde alone would take an array for one, by position.
@@ -293,6 +329,8 @@ struct Counts<'a> {
 #[derive(Deserialize)]
 struct CacheCreation<'a> {
     #[serde(borrow)]
+    ephemeral_5m_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
     ephemeral_1h_input_tokens: Option<&'a RawValue>,
 }
 
@@ -322,6 +360,34 @@ struct Details<'a> {
     cached_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     reasoning_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    text_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    image_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    video_tokens: Option<&'a RawValue>,
+    /// LiteLLM's name.
+    #[serde(borrow)]
+    cache_creation_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_creation_token_details: Option<&'a RawValue>,
+    /// `OpenRouter`'s name.
+    #[serde(borrow)]
+    cache_write_tokens: Option<&'a RawValue>,
+}
+
+impl Details<'_> {
+    /// Sums the parts that have nothing in common: the cache is a part of each of them.
+    fn sum(&self) -> u64 {
+        let parts = [
+            self.text_tokens,
+            self.audio_tokens,
+            self.image_tokens,
+            self.video_tokens,
+            self.reasoning_tokens,
+        ];
+        parts.into_iter().filter_map(count).fold(0, u64::saturating_add)
+    }
 }
 
 fn details(details: Option<&RawValue>) -> Details<'_> {
@@ -386,6 +452,79 @@ mod tests {
         // The cache stands beside the input: a total would count it twice.
         let messages = r#"{"input_tokens":1,"output_tokens":5,"total_tokens":900}"#;
         assert_eq!(output(Protocol::Messages, messages), 5);
+    }
+
+    /// G9: what is reported by its parts alone is charged by them; no report at all is no count.
+    #[test]
+    fn a_sum_that_is_missing_is_that_of_its_parts() {
+        use Protocol::{Chat, Messages, Responses};
+        for (protocol, usage, expected) in [
+            (
+                Messages,
+                r#"{"output_tokens":5,"cache_creation":{"ephemeral_1h_input_tokens":900}}"#,
+                [900, 5, 0, 900, 900],
+            ),
+            (
+                Messages,
+                r#"{"input_tokens":3,"output_tokens":5,"cache_creation_input_tokens":0,"cache_creation":{"ephemeral_5m_input_tokens":50,"ephemeral_1h_input_tokens":900}}"#,
+                [953, 5, 0, 950, 900],
+            ),
+            (
+                Messages,
+                r#"{"input_tokens":3,"output_tokens":5,"iterations":[{"type":"compaction","cache_creation":{"ephemeral_1h_input_tokens":900}}]}"#,
+                [903, 5, 0, 900, 900],
+            ),
+            (
+                Chat,
+                r#"{"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":700}}"#,
+                [700, 5, 700, 0, 0],
+            ),
+            (
+                Chat,
+                r#"{"prompt_tokens":0,"completion_tokens":5,"prompt_tokens_details":{"text_tokens":20,"image_tokens":300,"cached_tokens":7}}"#,
+                [320, 5, 7, 0, 0],
+            ),
+            (
+                Chat,
+                r#"{"prompt_tokens":1000,"completion_tokens":5,"prompt_tokens_details":{"cache_creation_tokens":800,"cache_creation_token_details":{"ephemeral_1h_input_tokens":600}}}"#,
+                [1000, 5, 0, 800, 600],
+            ),
+            (
+                Chat,
+                r#"{"prompt_tokens":1000,"completion_tokens":5,"prompt_tokens_details":{"cache_write_tokens":800}}"#,
+                [1000, 5, 0, 800, 0],
+            ),
+            (
+                Chat,
+                r#"{"prompt_tokens":9,"completion_tokens_details":{"text_tokens":4,"audio_tokens":30,"reasoning_tokens":6}}"#,
+                [9, 40, 0, 0, 0],
+            ),
+            (
+                Responses,
+                r#"{"output_tokens":5,"input_tokens_details":{"cached_tokens":700}}"#,
+                [700, 5, 700, 0, 0],
+            ),
+            (
+                Responses,
+                r#"{"input_tokens":9,"output_tokens_details":{"audio_tokens":30}}"#,
+                [9, 30, 0, 0, 0],
+            ),
+        ] {
+            let mut tally = Tally::default();
+            assert!(tally.read(protocol, usage.as_bytes()), "{usage}");
+            let found = tally.usage(protocol).unwrap();
+            let counts = [
+                found.input,
+                found.output,
+                found.cache_read,
+                found.cache_write,
+                found.cache_write_1h,
+            ];
+            assert_eq!(counts.map(|tokens| tokens.0), expected, "{usage}");
+        }
+        let mut tally = Tally::default();
+        tally.read(Chat, br#"{"prompt_tokens_details":{"cached_tokens":700}}"#);
+        assert_eq!(tally.usage(Chat), None, "it is charged as reserved");
     }
 
     /// G9: what one answer used only grows; a retry inside the provider is part of it.

@@ -31,7 +31,7 @@ pub(super) fn read(protocol: Protocol, usage: &[u8]) -> Option<Said> {
         found.count(name, value)
     })?;
     cursor.end()?;
-    Some(found.said(protocol))
+    found.said(protocol)
 }
 
 /// A member that counts.
@@ -83,11 +83,19 @@ impl Found {
             return Some(());
         }
         let first = Name::Details as usize + DETAILS * side as usize;
+        if let Side::CacheWrite = side {
+            return value.members(|key, value| match key {
+                b"ephemeral_1h_input_tokens" => self.take(first, value),
+                b"ephemeral_5m_input_tokens" => self.take(first + 1, value),
+                _ => value.scalar(),
+            });
+        }
         value.members(|key, value| match key {
             b"cached_tokens" => self.take(first, value),
             b"audio_tokens" => self.take(first + 1, value),
             b"reasoning_tokens" => self.take(first + 2, value),
-            b"ephemeral_1h_input_tokens" => self.take(first + 3, value),
+            // Whoever has one of them has no other.
+            b"cache_creation_tokens" | b"cache_write_tokens" => self.take(first + 3, value),
             _ => value.scalar(),
         })
     }
@@ -103,7 +111,8 @@ impl Found {
         Some(())
     }
 
-    fn said(&self, protocol: Protocol) -> Said {
+    /// `None` where a side has details and no sum, which is then that of all its details.
+    fn said(&self, protocol: Protocol) -> Option<Said> {
         let count = |name: Name| self.counts[name as usize];
         let detail = |side: Side, at: usize| {
             self.counts[Name::Details as usize + DETAILS * side as usize + at]
@@ -116,19 +125,33 @@ impl Found {
                 (Name::InputTokens, Name::OutputTokens, Side::Input, Side::Output)
             }
         };
-        Said {
+        let has_details = |side: Side| self.seen_sides & 1 << side as u32 != 0;
+        let is_missing = |sum: Name, side: Side| count(sum).unwrap_or(0) == 0 && has_details(side);
+        if is_missing(input, heard) || is_missing(output, written) {
+            return None;
+        }
+        let (hour, short) = (detail(Side::CacheWrite, 0), detail(Side::CacheWrite, 1));
+        let cache_write =
+            count(Name::CacheWrite).max(detail(heard, 3)).max(super::add(hour, short));
+        let cache_read = count(Name::CacheRead).or(detail(heard, 0));
+        // What is beside the input of Messages is a part of it elsewhere.
+        let is_cached = cache_read.max(cache_write).is_some_and(|cached| cached > 0);
+        if is_cached && protocol != Protocol::Messages && count(input).unwrap_or(0) == 0 {
+            return None;
+        }
+        Some(Said {
             input: count(input),
             output: count(output),
             total: count(Name::TotalTokens).filter(|_| protocol != Protocol::Messages),
-            cache_read: count(Name::CacheRead).or(detail(heard, 0)),
-            cache_write: count(Name::CacheWrite),
-            cache_write_1h: detail(Side::CacheWrite, 3),
+            cache_read,
+            cache_write,
+            cache_write_1h: hour,
             reasoning: detail(written, 2),
             audio_input: detail(heard, 1),
             audio_output: detail(written, 1),
             extra: None,
             cost: None,
-        }
+        })
     }
 }
 
@@ -188,6 +211,10 @@ mod tests {
             "audio_tokens",
             "reasoning_tokens",
             "ephemeral_1h_input_tokens",
+            "ephemeral_5m_input_tokens",
+            "cache_creation_tokens",
+            "cache_write_tokens",
+            "text_tokens",
             "total_tokens",
             "x",
             "cost",

@@ -192,10 +192,40 @@ impl Model {
             Protocol::Responses | Protocol::Messages => ("input_tokens", "output_tokens"),
         };
         let details = |of: &str| &usage[format!("{of}_details")];
-        set(&mut self.input, &usage[input]);
-        let detail = &usage[format!("{output}_details")]["reasoning_tokens"];
-        let written = usage[output].as_u64().unwrap_or(0);
-        let mut whole = usage[output].as_u64();
+        let kept = |writes: &Value| {
+            let times = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
+            let counts = times.iter().filter_map(|time| writes[time].as_u64());
+            counts.reduce(u64::saturating_add)
+        };
+        let heard = details(input);
+        let writes = [&usage["cache_creation"], &heard["cache_creation_token_details"]];
+        let counts = [
+            &usage["cache_creation_input_tokens"],
+            &heard["cache_creation_tokens"],
+            &heard["cache_write_tokens"],
+        ];
+        let counts = counts.into_iter().map(Value::as_u64);
+        let write = counts.chain(writes.into_iter().map(kept)).max().flatten();
+        let read = &usage["cache_read_input_tokens"];
+        let read = if read.is_u64() { read } else { &heard["cached_tokens"] }.as_u64();
+        let cached = read.unwrap_or(0).saturating_add(write.unwrap_or(0));
+        let cached = if self.protocol == Protocol::Messages { 0 } else { cached };
+        // A sum that is missing is that of its parts, where the other one is there.
+        let is_counted = usage[input].is_u64() || usage[output].is_u64();
+        let sum = |name: &str, least: u64| {
+            let kinds = ["text", "audio", "image", "video", "reasoning"];
+            let parts =
+                kinds.iter().filter_map(|kind| details(name)[format!("{kind}_tokens")].as_u64());
+            let parts = parts.fold(0, u64::saturating_add).max(least);
+            match usage[name].as_u64() {
+                None | Some(0) if is_counted && parts > 0 => Some(parts),
+                reported => reported,
+            }
+        };
+        self.input = self.input.max(sum(input, cached));
+        let detail = &details(output)["reasoning_tokens"];
+        let mut whole = sum(output, 0);
+        let written = whole.unwrap_or(0);
         if let Some(reasoning) = detail.as_u64().filter(|reasoning| *reasoning > written) {
             whole = Some(written.saturating_add(reasoning));
         }
@@ -205,12 +235,11 @@ impl Model {
             whole = whole.max(Some(rest).filter(|rest| *rest > 0));
         }
         self.output = self.output.max(whole);
-        let read = &usage["cache_read_input_tokens"];
-        let detail = &details(input)["cached_tokens"];
-        set(&mut self.cache_read, if read.is_u64() { read } else { detail });
-        set(&mut self.cache_write, &usage["cache_creation_input_tokens"]);
-        let hour = &usage["cache_creation"]["ephemeral_1h_input_tokens"];
-        set(&mut self.cache_write_1h, hour);
+        self.cache_read = self.cache_read.max(read);
+        self.cache_write = self.cache_write.max(write);
+        for writes in writes {
+            set(&mut self.cache_write_1h, &writes["ephemeral_1h_input_tokens"]);
+        }
         set(&mut self.reasoning, &details(output)["reasoning_tokens"]);
     }
 
