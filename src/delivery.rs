@@ -393,7 +393,9 @@ impl Relay {
             self.hosted(repository).is_some_and(|(hosted, access)| access.api.serves(hosted));
         // Its operator has named the forge by the API's address, whatever the grant says.
         let named = is_our_forge.then(|| repository.clone().within(Reach::Named));
-        Ok(Mirror::open(&self.git, &self.settings.state, named.as_ref().unwrap_or(repository))?)
+        let repository = named.as_ref().unwrap_or(repository);
+        let mirror = Mirror::open(&self.git, &self.settings.state, repository)?;
+        Ok(mirror.with_limits(self.settings.judge.fetch))
     }
 }
 

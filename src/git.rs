@@ -129,7 +129,10 @@ impl Error {
             Self::Late { .. } | Self::TooMuch { .. } => true,
             Self::Failed { end, said, .. } => match end.signal() {
                 Some(signal) => is_one(signal, &SPENT),
-                None => EXHAUSTED.iter().any(|words| fatal(said).contains(words)),
+                None => {
+                    EXHAUSTED.iter().any(|words| fatal(said).contains(words))
+                        || has_ended_part(said)
+                }
             },
             _ => false,
         }
@@ -148,6 +151,16 @@ fn is_one(signal: i32, signals: &[Signal]) -> bool {
 /// The last that git says before it gives up, which is the reason. What comes before may have been written by anybody.
 fn fatal(said: &str) -> &str {
     said.lines().last().and_then(|last| last.strip_prefix("fatal: ")).unwrap_or_default()
+}
+
+/// Tells whether a process that git had started was ended for what it took. The one that a fetch writes its pack with says
+/// nothing then, and git only that it has said nothing; where the connection broke off, both have a reason. Lines of the
+/// remote begin otherwise.
+fn has_ended_part(said: &str) -> bool {
+    let ends = SPENT.map(|signal| format!(" died of signal {}", signal.as_raw()));
+    let is_end = |line: &str| ends.iter().any(|end| line.ends_with(&**end));
+    let is_silent = said.lines().filter(|line| line.starts_with("fatal: ")).eq([SILENT]);
+    is_silent || said.lines().any(|line| line.starts_with("error: ") && is_end(line))
 }
 
 /// `git version 2.47.3 (Apple Git-1)` is 2.47.3.
@@ -174,6 +187,9 @@ const FULL: [&str; 3] = ["No space left on device", "Out of diskspace", "Disk qu
 /// and where it is given no more memory.
 const EXHAUSTED: [&str; 4] =
     ["out of memory", "Out of memory", "mmap failed", "Cannot allocate memory"];
+
+/// What a fetch says whose pack could not be written, for whatever reason.
+const SILENT: &str = "fatal: fetch-pack: invalid index-pack output";
 
 /// The git that all of this was tried with.
 const OLDEST: [u32; 3] = [2, 39, 0];

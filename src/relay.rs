@@ -37,7 +37,7 @@ pub use branch_key::{Branch, BranchKey};
 pub use bundle::Bundle;
 pub use judge::{Cleared, Held, Judged, Verdict};
 pub use lease::Lease;
-pub use mirror::{BranchState, Mirror};
+pub use mirror::{BranchState, FetchLimits, Mirror};
 pub use note::Note;
 pub use push::Pushed;
 pub use quarantine::Quarantined;
@@ -57,6 +57,12 @@ pub enum Error {
         "a checkout of `{branch}` is too large for a workspace: it has {what}; work on a smaller branch, or raise `max_workspace`"
     )]
     Large { branch: Branch, what: String },
+    #[error(
+        "`{branch}` cannot be fetched within the relay's limits ({} bytes, {} bytes of memory, {}): {why}; \
+         work on a smaller repository, or raise `[fetch]` in the relay's file",
+        limits.pack_bytes, limits.memory_bytes, humantime::format_duration(limits.time)
+    )]
+    Costly { branch: Branch, why: String, limits: FetchLimits },
     #[error("`{}` cannot be used: {why}", path.display())]
     State { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]

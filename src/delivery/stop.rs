@@ -66,7 +66,9 @@ impl From<relay::Error> for Stop {
         use relay::Error as E;
         let why = error.to_string();
         match error {
-            E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } => Self::later(why),
+            E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } | E::Costly { .. } => {
+                Self::later(why)
+            }
             E::Git(error) if error.is_passing() => Self::later(why),
             // Somebody else is at the ref, for a moment.
             E::Declined { why: said } if is_passing(&said) => Self::later(why),

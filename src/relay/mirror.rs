@@ -29,6 +29,37 @@ pub struct Mirror {
     /// The bare repository.
     git_dir: PathBuf,
     leases: PathBuf,
+    limits: FetchLimits,
+}
+
+/// What one fetch may bring, and what one workspace is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FetchLimits {
+    /// The largest pack that is fetched, or made for a workspace.
+    pub pack_bytes: u64,
+    /// Of each git that does it.
+    pub memory_bytes: u64,
+    #[serde(with = "humantime_serde")]
+    pub time: Duration,
+}
+
+impl Default for FetchLimits {
+    fn default() -> Self {
+        Self { pack_bytes: 4 << 30, memory_bytes: 5 << 30, time: Duration::from_mins(15) }
+    }
+}
+
+impl FetchLimits {
+    /// Git maps a pack into its memory.
+    fn of_git(self) -> Limits {
+        Limits {
+            time: self.time,
+            output_bytes: 16 << 20,
+            memory_bytes: self.memory_bytes,
+            file_bytes: self.pack_bytes,
+        }
+    }
 }
 
 /// Where a run's work begins, as the remote says, and as it is written down before the agent starts.
@@ -66,9 +97,16 @@ impl Mirror {
             let why = "the relay's directory must be absolute, without `:` and quotes";
             return Err(Error::State { path: state.to_owned(), why });
         }
-        let mirror = Self { git: git.clone(), repository: repository.clone(), git_dir, leases };
+        let (git, repository) = (git.clone(), repository.clone());
+        let mirror = Self { git, repository, git_dir, leases, limits: FetchLimits::default() };
         mirror.make()?;
         Ok(mirror)
+    }
+
+    /// With other limits.
+    #[must_use]
+    pub fn with_limits(self, limits: FetchLimits) -> Self {
+        Self { limits, ..self }
     }
 
     /// Git makes what is missing, and leaves what is there: it does not matter who was killed before.
@@ -136,6 +174,14 @@ impl Mirror {
             Some(said) if said.contains("couldn't find remote ref") => {
                 Error::NoBase { base: base.clone() }
             }
+            // A network may be slow today.
+            _ if error.is_costly() && !matches!(error, super::git::Error::Late { .. }) => {
+                Error::Costly {
+                    branch: branch.clone(),
+                    why: error.to_string(),
+                    limits: self.limits,
+                }
+            }
             _ => unreached(error),
         })?;
         let base_tip = self.tip(&base_ref)?;
@@ -170,7 +216,8 @@ impl Mirror {
         let call = self.call("ls-remote").words(["--symref", "--"]).word(self.url());
         let call = call.words(["HEAD", &branch.to_ref()]);
         let call = call.words(base.map(|base| format!("refs/heads/{base}")));
-        let text = self.admit(call.limits(NETWORK), token)?.text().map_err(unreached)?;
+        let text =
+            self.admit(call.limits(self.limits.of_git()), token)?.text().map_err(unreached)?;
         let mut listed = Listed::default();
         for (left, name) in text.lines().filter_map(|line| line.split_once('\t')) {
             match left.strip_prefix("ref: refs/heads/") {
@@ -190,7 +237,7 @@ impl Mirror {
     ) -> Result<Result<(), super::git::Error>, Error> {
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
         let call = self.call("fetch").words(words).word(self.url()).words(wanted);
-        Ok(self.admit(call.limits(NETWORK), token)?.done())
+        Ok(self.admit(call.limits(self.limits.of_git()), token)?.done())
     }
 
     /// The name goes into refspecs, where much more has a meaning than in a name.
@@ -239,14 +286,3 @@ const ID_DIGITS: usize = 16;
 
 /// Tells a whole mirror from one whose making was cut short.
 const MADE: &str = "relay-made";
-
-/// A first fetch brings everything.
-const NETWORK: Limits = Limits {
-    time: Duration::from_mins(15),
-    output_bytes: 16 << 20,
-    memory_bytes: FETCHED_BYTES + (1 << 30),
-    file_bytes: FETCHED_BYTES,
-};
-
-/// The largest pack that is fetched or made. Git maps it into its memory.
-const FETCHED_BYTES: u64 = 4 << 30;

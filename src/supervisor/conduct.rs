@@ -50,7 +50,7 @@ impl Failed {
     /// Why a run cannot be prepared. How large a repository is, is no fault of ours.
     fn of(error: anyhow::Error) -> Self {
         match error.downcast_ref() {
-            Some(relay::Error::Large { .. }) => Self::Large(error),
+            Some(relay::Error::Large { .. } | relay::Error::Costly { .. }) => Self::Large(error),
             _ => Self::Internal(error),
         }
     }

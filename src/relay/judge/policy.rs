@@ -6,7 +6,7 @@ use super::pattern::Pattern;
 use super::secret::Kind;
 use super::seen::folded;
 use crate::relay::artifact::KeptLimits;
-use crate::relay::{extract, quarantine};
+use crate::relay::{FetchLimits, extract, quarantine};
 
 /// The relay's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -15,6 +15,8 @@ pub struct Config {
     pub extract: extract::Limits,
     pub quarantine: quarantine::Limits,
     pub kept: KeptLimits,
+    #[serde(default)]
+    pub fetch: FetchLimits,
     pub policy: Policy,
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::{MADE, NETWORK, id, own_ref};
+use super::{FetchLimits, MADE, id, own_ref};
 use crate::git::Git;
 use crate::relay::{BranchKey, Error, Lease, Repository};
 
@@ -64,7 +64,7 @@ fn tidy(git: &Git, mirror: &Path, (branches, before): (&Path, SystemTime)) -> Re
     let call = call.setting("gc.autoDetach=false");
     let call = call.setting(format!("gc.auto={MOST_LOOSE}"));
     let call = call.setting(format!("gc.autoPackLimit={MOST_PACKS}"));
-    Ok(call.limits(NETWORK).done()?)
+    Ok(call.limits(FetchLimits::default().of_git()).done()?)
 }
 
 /// The lease of the branch whose directory this is; `None` where somebody else has it, or it is none of a branch.

@@ -4,10 +4,9 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::time::Duration;
 
 use super::super::{Error, Lease};
-use super::{BranchState, FETCHED_BYTES, Mirror, own_ref};
+use super::{BranchState, Mirror, own_ref};
 use crate::base::tree;
 use crate::git::{self, Limits};
 
@@ -92,7 +91,7 @@ impl Mirror {
             refs.push(own_ref(&state.branch, "branch"));
         }
         let call = self.call("bundle").words(["create", "--quiet"]).word(bundle).words(refs);
-        Ok(call.limits(LARGE).done()?)
+        Ok(call.limits(self.limits.of_git()).done()?)
     }
 
     fn unpack(
@@ -105,7 +104,7 @@ impl Mirror {
         let git_dir = workspace.join(".git");
         let branch = state.branch.to_string();
         let inside = |what| {
-            let call = self.git.call(what).repository(&git_dir).limits(LARGE);
+            let call = self.git.call(what).repository(&git_dir).limits(self.limits.of_git());
             call.variable("GIT_WORK_TREE", workspace)
         };
         let words = ["--quiet", "--template=", "--object-format=sha1", "--initial-branch", &branch];
@@ -183,11 +182,3 @@ const NAME_LINE_BYTES: u64 = 32;
 
 /// What a name takes at least, as in the measure of a workspace.
 const BLOCK: u64 = 4096;
-
-/// The bundle is no larger than what was fetched.
-const LARGE: Limits = Limits {
-    time: Duration::from_mins(10),
-    output_bytes: 16 << 20,
-    memory_bytes: FETCHED_BYTES + (1 << 30),
-    file_bytes: FETCHED_BYTES,
-};

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use cogni_gateway::relay::mirror::{Author, MAX_NAMES, Owner};
-use cogni_gateway::relay::{BranchKey, Error, Verdict};
+use cogni_gateway::relay::{BranchKey, Error, FetchLimits, Verdict};
 
 use super::place::{Place, Run};
 use crate::support::repository::Repository;
@@ -175,6 +175,36 @@ fn runs_at_several_branches_work_at_once() {
             });
         }
     });
+}
+
+/// L2: who names a repository has chosen how much a fetch brings. No more than the limit is written, and nothing stays.
+#[test]
+fn a_repository_that_brings_too_much_is_not_fetched() {
+    let place = Place::new();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let noise: String = (0..1 << 20)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            char::from(b'!' + u8::try_from(state >> 57).unwrap() % 90)
+        })
+        .collect();
+    let work = Repository::with_files(&place.path("work"));
+    work.git(["pull", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    work.write("noise", &noise);
+    work.commit("Noise");
+    work.git(["push", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    let lease = place.mirror.lease(&BranchKey::parse("large").unwrap()).unwrap();
+    let limits = FetchLimits { pack_bytes: 256 << 10, ..FetchLimits::default() };
+    let small = place.mirror.clone().with_limits(limits);
+    let refused = small.ensure_branch(&lease, None, None).unwrap_err();
+    assert!(matches!(refused, Error::Costly { .. }), "{refused}");
+    assert!(refused.to_string().contains("raise `[fetch]`"), "{refused}");
+    let begun = place.mirror.ensure_branch(&lease, None, None).unwrap();
+    let workspace = place.path("large");
+    let author = Author { name: "An Agent".into(), email: "agent@example.com".into() };
+    let refused = small.feed(&lease, &begun, &workspace, (AGENT, &author)).unwrap_err();
+    assert!(matches!(&refused, Error::Git(error) if error.is_costly()), "{refused}");
+    assert!(!workspace.join("noise").exists());
 }
 
 /// L2: ten files and four levels of ten names each are a hundred thousand files. None of them is written.
