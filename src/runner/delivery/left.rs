@@ -81,7 +81,11 @@ pub async fn of_run(relay: &Arc<Relay>, run: &str) -> anyhow::Result<()> {
     let desks = spawn_blocking(move || owner.outbox().desks()).await??;
     let is_its = |desk: &Desk| desk.plan.facts.run == run && desk.is_open();
     for desk in desks.into_iter().filter(is_its) {
-        Box::pin(take_out_free(relay, &desk.id)).await?;
+        match Box::pin(take_out_free(relay, &desk.id)).await {
+            // Who was at the branch has taken it out meanwhile.
+            Err(error) if is_gone(&error) => (),
+            taken => drop(taken?),
+        }
     }
     Ok(())
 }
@@ -100,7 +104,12 @@ pub async fn retry(
     if desk.is_err() {
         return Ok(Box::pin(relay.retry(id, new_rules)).await?);
     }
-    match Box::pin(take_out_free(relay, id)).await? {
+    let taken = match Box::pin(take_out_free(relay, id)).await {
+        // Who was at the branch has taken it out meanwhile; the work may have a row of the same name.
+        Err(error) if is_gone(&error) => return Ok(Box::pin(relay.retry(id, new_rules)).await?),
+        taken => taken?,
+    };
+    match taken {
         Some((_, Taken::Work(job))) => {
             match Box::pin(relay.retry(&job.id, new_rules)).await {
                 // Its rules are not so old.

@@ -1,17 +1,23 @@
 //! L7: what is taken up later, by whom, and where that is written down.
 
+use std::fs::{self, File};
 use std::os::unix::fs::symlink;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use cogni_gateway::audit::verify;
 use cogni_gateway::delivery::outbox::Step;
 use cogni_gateway::delivery::{Delivered, record};
+use cogni_gateway::runner::delivery::{of_run, take_out_left};
 use cogni_gateway::stand_in::{Operation, Trouble};
 use http::StatusCode;
+use tempfile::NamedTempFile;
 use tokio_util::sync::CancellationToken;
+use tracing::instrument::WithSubscriber;
 
 use super::kill::{begin, state};
 use super::way::{self, deliver, events, key, relay, work};
+use crate::support::delivery::plan;
 use crate::support::disk::Disk;
 use crate::support::forge::{NAME, Running};
 
@@ -40,6 +46,42 @@ async fn what_is_done_later_is_in_the_rows_own_log() {
     "#);
     let report = verify::verify(&log, Some(key().public())).unwrap();
     assert_eq!((report.run.as_str(), report.starts, report.finished), ("run-1", 2, true));
+}
+
+/// L7: a row that goes after it was listed was taken up by who was at its branch. That is no fault, and nobody is warned.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_goes_meanwhile_is_taken_for_taken_up() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    drop(begun);
+    let plan = plan(&order);
+    let mirrors = fs::read_dir(state(&forge).join("mirrors")).unwrap();
+    let mut mirrors = mirrors.map(|entry| entry.unwrap().path());
+    let lock = mirrors.find(|path| path.extension().is_some_and(|end| end == "lock")).unwrap();
+    let said = NamedTempFile::new().unwrap();
+    for is_asked_by_run in [true, false] {
+        let desk = relay.outbox().begin(&plan, &plan.artifacts.join("workspace")).unwrap();
+        // Whoever takes it up has listed it, and waits for this.
+        let mirror = File::open(&lock).unwrap();
+        mirror.lock().unwrap();
+        let log = said.reopen().unwrap();
+        let log = tracing_subscriber::fmt().with_writer(Mutex::new(log)).finish();
+        let owner = relay.clone();
+        let taking = async move {
+            if is_asked_by_run {
+                of_run(&owner, "run-1").await
+            } else {
+                take_out_left(&owner).await
+            }
+        };
+        let taking = tokio::spawn(taking.with_subscriber(log));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        relay.outbox().clear(&desk).unwrap();
+        drop(mirror);
+        taking.await.unwrap().unwrap();
+    }
+    assert_eq!(fs::read_to_string(&said).unwrap(), "");
 }
 
 /// L7: a run that comes to a branch writes down what it delivers there for another.
@@ -100,8 +142,8 @@ async fn a_row_whose_log_is_broken_is_left_alone() {
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
     let log = record::path(&state(&forge), &id);
-    std::fs::create_dir_all(log.parent().unwrap()).unwrap();
-    std::fs::write(&log, "nothing of ours\n").unwrap();
+    fs::create_dir_all(log.parent().unwrap()).unwrap();
+    fs::write(&log, "nothing of ours\n").unwrap();
     let error = relay.resume(&id).await.unwrap_err();
     assert!(error.to_string().contains("it is evidence now"), "{error}");
     assert_eq!(relay.outbox().get(&id).unwrap().step, Step::Extracted);
@@ -132,8 +174,8 @@ async fn the_last_failure_is_in_the_log() {
 async fn a_full_disk_is_no_reason_to_hold_work() {
     let forge = Running::start().await;
     let disk = Disk::mount(1 << 20);
-    std::fs::create_dir(disk.path("branches")).unwrap();
-    std::fs::create_dir(state(&forge)).unwrap();
+    fs::create_dir(disk.path("branches")).unwrap();
+    fs::create_dir(state(&forge)).unwrap();
     symlink(disk.path("branches"), state(&forge).join("branches")).unwrap();
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
