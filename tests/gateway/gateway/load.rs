@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -232,6 +232,72 @@ async fn real_clients_see_the_status() {
         command.arg(format!("http://localhost{path}"));
         assert_eq!(said(command), status.to_string(), "curl {path}");
     }
+}
+
+/// G15: Go's client writes a body and reads the answer at the same time, and gives up where a write fails before it has an
+/// answer. Go's compiler takes 450 MB, so this does in its place what `net/http.persistConn.roundTrip` does.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_reads_while_it_writes_sees_the_status() {
+    let refusing = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    let small = TestApp::with(|config| config.policy.max_body_bytes = MIB as u64).await;
+    for (app, path, status) in [
+        (&refusing, "/v1/chat/completions", "402"),
+        (&refusing, "/v1/nothing", "404"),
+        (&small, "/v1/chat/completions", "413"),
+        (&small, "/v1/messages", "413"),
+    ] {
+        for is_chunked in [false, true] {
+            for _ in 0..8 {
+                let (socket, path) = (app.socket.clone(), path.to_owned());
+                let talk = move || round_trip(&socket, &path, is_chunked);
+                let answer = tokio::task::spawn_blocking(talk).await.unwrap();
+                assert_eq!(answer.as_deref(), Ok(status), "{is_chunked}");
+            }
+        }
+    }
+}
+
+/// Sends a request with a body of 8 MiB; the status, unless a write fails before the status is there.
+fn round_trip(socket: &Path, path: &str, is_chunked: bool) -> Result<String, String> {
+    let mut reading = UnixStream::connect(socket).unwrap();
+    let mut writing = reading.try_clone().unwrap();
+    let (events, first) = mpsc::channel();
+    let head = if is_chunked {
+        head_to(path, 0).replace("content-length: 0", "transfer-encoding: chunked")
+    } else {
+        head_to(path, 8 * MIB)
+    };
+    let failed = events.clone();
+    let writer = thread::spawn(move || {
+        let mut write = || {
+            writing.write_all(head.as_bytes())?;
+            if !is_chunked {
+                return write_body(&mut writing, 8 * MIB);
+            }
+            for _ in 0..8 * MIB / CHUNK.len() {
+                writing.write_all(b"10000\r\n")?;
+                writing.write_all(&CHUNK)?;
+                writing.write_all(b"\r\n")?;
+            }
+            writing.write_all(b"0\r\n\r\n")
+        };
+        if let Err(error) = write() {
+            // The test has seen an answer, and has left.
+            let _ = failed.send(Err(format!("write: {error}")));
+        }
+    });
+    let reader = thread::spawn(move || {
+        let mut start = [0; 12];
+        let read = reading.read_exact(&mut start);
+        let status = read.map(|()| String::from_utf8_lossy(&start[9..]).into_owned());
+        let _ = events.send(status.map_err(|error| format!("read: {error}")));
+        reading
+    });
+    let answer = first.recv().unwrap();
+    // As Go does with a connection whose request was not sent to its end.
+    reader.join().unwrap().shutdown(Shutdown::Both).unwrap();
+    writer.join().unwrap();
+    answer
 }
 
 fn said(mut command: Command) -> String {
