@@ -15,7 +15,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::answer::Answer;
@@ -63,6 +63,8 @@ pub struct Visitor {
     worker: usize,
     /// A place among the connections of each run that it has shown a good token of.
     places: Mutex<Vec<OwnedSemaphorePermit>>,
+    /// Told when a run has had no place for the connection.
+    turned_away: Notify,
 }
 
 /// A response of one run among many. The run's end waits for it.
@@ -87,6 +89,7 @@ impl Door {
     ) -> Result<Response<Guest>, Infallible> {
         let found = self.find(visitor.worker, request.headers()).and_then(|gateway| {
             if !visitor.joins(&gateway) {
+                visitor.turned_away.notify_one();
                 return Err(Refused { why: Refusal::Crowded, run: Some(gateway) });
             }
             let call = gateway.tasks.enter();
@@ -161,12 +164,17 @@ impl Door {
 impl Visitor {
     /// Of a connection on this worker.
     pub fn new(worker: usize) -> Self {
-        Self { worker, places: Mutex::default() }
+        Self { worker, places: Mutex::default(), turned_away: Notify::new() }
     }
 
     /// Whether the connection has belonged to a run, be it for one request.
     pub fn is_known(&self) -> bool {
         !self.places().is_empty()
+    }
+
+    /// Returns once a run has had no place for the connection.
+    pub async fn turned_away(&self) {
+        self.turned_away.notified().await;
     }
 
     /// Counts the connection as one of the run's, once; `false` if the run has too many.

@@ -55,14 +55,19 @@ pub async fn serve(listener: TcpListener, worker: usize, shared: Arc<Shared>) ->
 }
 
 impl Shared {
-    /// Serves one connection, unless it brings no good token in time: strangers hold no place for long.
+    /// Serves one connection, unless it brings no good token in time: strangers hold no place for long, and one for which its
+    /// run has no place only until it has read so.
     async fn connection(self: &Arc<Self>, socket: OwnedFd, worker: usize) -> Result<(), Ended> {
         // What is written is complete; waiting for more would only delay it.
         rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
         let stream = Stream::new(socket, self.config.write_timeout)?;
         let visitor = Arc::new(Visitor::new(worker));
         let stranger = async {
-            tokio::time::sleep(self.handshake_timeout + self.config.header_timeout).await;
+            let patience = self.handshake_timeout + self.config.header_timeout;
+            tokio::select! {
+                () = tokio::time::sleep(patience) => {}
+                () = visitor.turned_away() => tokio::time::sleep(REFUSAL_LINGER).await,
+            }
             if visitor.is_known() {
                 std::future::pending::<()>().await;
             }
@@ -110,6 +115,9 @@ impl Shared {
         self.door.metrics.refused(&refused);
     }
 }
+
+/// How long a connection stays open for which its run has no place: it may belong to another run, which it has to show by then.
+const REFUSAL_LINGER: Duration = Duration::from_secs(1);
 
 /// How often an HTTP/2 client over a network is asked whether it is still there; one that does not answer in 20 s
 /// (hyper's default) is gone. Ours: HTTP/1.1 clients are asked for a new request as often.

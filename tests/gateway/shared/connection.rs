@@ -174,6 +174,30 @@ async fn a_run_cannot_take_all_connections() {
     app.stop().await;
 }
 
+/// G14: a connection for which its run has no place holds none of the listener's for long, so the run cannot take those of others.
+#[tokio::test]
+async fn a_connection_that_its_run_has_no_place_for_is_closed() {
+    let app = SharedApp::with(|config, authority| {
+        without_tls(config, authority);
+        config.server.max_connections = 1;
+    })
+    .await;
+    let ask =
+        format!("GET /run/status HTTP/1.1\r\nhost: x\r\nx-api-key: {}\r\n\r\n", app.token("run-1"));
+    let mut first = TcpStream::connect(app.address).await.unwrap();
+    first.write_all(ask.as_bytes()).await.unwrap();
+    let length = first.read(&mut [0; 4096]).await.unwrap();
+    assert!(length > 0);
+    let refusal = plain(&app, ask.as_bytes()).await;
+    assert!(refusal.starts_with(b"HTTP/1.1 503 "), "{}", String::from_utf8_lossy(&refusal));
+    first.write_all(ask.as_bytes()).await.unwrap();
+    assert!(
+        first.read(&mut [0; 4096]).await.unwrap() > 0,
+        "the run keeps the connection that it has"
+    );
+    app.stop().await;
+}
+
 fn without_tls(config: &mut cogni_gateway::config::Config, _: &Authority) {
     let shared = config.shared.as_mut().unwrap();
     (shared.tls_cert_file, shared.tls_key_file) = (None, None);
