@@ -7,9 +7,9 @@
 mod readers;
 mod room;
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use tokio::sync::{mpsc, oneshot};
 
+use super::private_dir;
 use readers::Readers;
 
 /// A handle to an open file. Clones share the connections.
@@ -255,7 +256,7 @@ fn commit(connection: &mut Connection, batch: &mut Vec<Job>) -> (Vec<Done>, Resu
 /// SQLite gives its other files the mode of this one.
 fn create(path: &Path) -> io::Result<File> {
     if let Some(parent) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        private_dir::make(parent, 0o700).map_err(io::Error::other)?;
     }
     File::options().write(true).create(true).truncate(false).mode(0o600).open(path)
 }

@@ -3,5 +3,5 @@
 mod listener;
 mod peer;
 
-pub use listener::{Error, Listener, Permissions};
+pub use listener::{Error, Listener, MAX_PATH_BYTES, Permissions};
 pub use peer::Peer;

@@ -137,7 +137,7 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 /// `sun_path` is 108 bytes with its closing zero (`unix(7)`).
-const MAX_PATH_BYTES: usize = 107;
+pub const MAX_PATH_BYTES: usize = 107;
 
 /// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;

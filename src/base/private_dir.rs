@@ -1,0 +1,87 @@
+//! Directories that no other user may change: another user could replace what is kept there.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// A directory that cannot be used for what nobody else may change.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    #[error("directory `{}` cannot be made or read", path.display())]
+    Unusable { path: PathBuf, source: io::Error },
+    #[error(
+        "directory `{}` has mode {mode:04o}: other users of this machine could replace what is kept there; \
+         `chmod go-w {}`, or choose another",
+        path.display(),
+        path.display()
+    )]
+    Writable { path: PathBuf, mode: u32 },
+    #[error(
+        "directory `{}` belongs to user {uid}, who could replace what is kept there; choose a directory of your own",
+        path.display()
+    )]
+    Foreign { path: PathBuf, uid: u32 },
+}
+
+/// Makes a directory, and those above it, with a mode, where it is not there yet, and checks it.
+///
+/// # Errors
+/// The directory cannot be made, or other users may change what is in it.
+pub fn make(path: &Path, mode: u32) -> Result<(), DirectoryError> {
+    let tried = DirBuilder::new().recursive(true).mode(mode).create(path);
+    tried.map_err(|source| DirectoryError::Unusable { path: path.to_owned(), source })?;
+    check(path)
+}
+
+/// Checks that no other user may write to a directory, and that root or this process's user owns it. Root itself looks after
+/// other users' directories, too.
+///
+/// # Errors
+/// Other users may change what is in the directory, or it cannot be read.
+pub fn check(path: &Path) -> Result<(), DirectoryError> {
+    let path = path.to_owned();
+    let found = match fs::metadata(&path) {
+        Ok(found) => found,
+        Err(source) => return Err(DirectoryError::Unusable { path, source }),
+    };
+    let user = rustix::process::geteuid();
+    if found.mode() & OTHERS_MAY_WRITE != 0 {
+        return Err(DirectoryError::Writable { path, mode: found.mode() & 0o7777 });
+    }
+    if !user.is_root() && ![0, user.as_raw()].contains(&found.uid()) {
+        return Err(DirectoryError::Foreign { path, uid: found.uid() });
+    }
+    Ok(())
+}
+
+/// The group's and all others' right to write.
+const OTHERS_MAY_WRITE: u32 = 0o022;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_refused() {
+        let place = tempfile::tempdir().expect("there is a place for it");
+        let state = place.path().join("state");
+        make(&state, 0o700).expect("it is new");
+        for (mode, is_good) in [
+            (0o700, true),
+            (0o711, true),
+            (0o755, true),
+            (0o775, false),
+            (0o777, false),
+            (0o1777, false),
+        ] {
+            fs::set_permissions(&state, Permissions::from_mode(mode)).expect("it is ours");
+            assert_eq!(make(&state, 0o700).is_ok(), is_good, "{mode:o}");
+        }
+        let said = check(&state).expect_err("all may write there").to_string();
+        assert!(said.contains("mode 1777") && said.contains("`chmod go-w /"), "{said}");
+    }
+}
