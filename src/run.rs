@@ -38,6 +38,8 @@ pub struct Run {
 pub struct Counts {
     pub admitted: AtomicU64,
     pub refused: AtomicU64,
+    /// Calls that did not reach the upstream.
+    pub unreached: AtomicU64,
 }
 
 impl Counts {
@@ -47,6 +49,10 @@ impl Counts {
 
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
+    }
+
+    pub fn unreached(&self) -> u64 {
+        self.unreached.load(Ordering::Relaxed)
     }
 }
 

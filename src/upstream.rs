@@ -6,10 +6,12 @@
 //!
 //! **Invariant:** a call is sent again only if it is certain that nothing of it was delivered.
 
+pub mod check;
 mod chunked;
 pub mod headers;
 mod http1;
 pub mod models;
+pub mod outage;
 mod pool;
 pub mod redactor;
 mod target;
@@ -19,6 +21,7 @@ use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -32,6 +35,7 @@ use self::headers::Outgoing;
 use crate::base::rope::Rope;
 use crate::base::secret::Secret;
 
+use outage::FailureLog;
 pub use target::{Scheme, Target};
 
 /// How the provider is reached.
@@ -87,7 +91,12 @@ impl Kind {
 }
 
 /// One provider and the connections to it. Each worker thread has its own.
-pub enum Upstream {
+pub struct Upstream {
+    client: Client,
+    failures: Arc<FailureLog>,
+}
+
+enum Client {
     Plain(http1::Client),
     Tls(Box<tls::Client>),
 }
@@ -132,36 +141,48 @@ impl Upstream {
     /// # Errors
     /// The authorities cannot be read, or there are none.
     pub fn new(config: &Config) -> io::Result<Self> {
-        match config.url.scheme() {
-            Scheme::Http => Ok(Self::Plain(http1::Client::new(config.clone()))),
-            Scheme::Https | Scheme::H2c => {
-                tls::Client::new(config.clone()).map(Box::new).map(Self::Tls)
-            }
-        }
+        Self::sharing(config, Arc::new(FailureLog::new(&config.url)))
+    }
+
+    /// As [`new`](Self::new), for one of several workers, which tell of failures together.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sharing(config: &Config, failures: Arc<FailureLog>) -> io::Result<Self> {
+        let client = match config.url.scheme() {
+            Scheme::Http => Client::Plain(http1::Client::new(config.clone())),
+            Scheme::Https | Scheme::H2c => Client::Tls(Box::new(tls::Client::new(config.clone())?)),
+        };
+        Ok(Self { client, failures })
     }
 
     /// Closes connections that were idle for too long, for as long as it is polled: the provider would close them, and they
     /// hold a descriptor each until then. Where there is TLS, hyper's client does so by itself.
     pub async fn close_idle(&self) -> Infallible {
-        match self {
-            Self::Plain(client) => client.close_idle().await,
-            Self::Tls(_) => std::future::pending().await,
+        match &self.client {
+            Client::Plain(client) => client.close_idle().await,
+            Client::Tls(_) => std::future::pending().await,
         }
     }
 
     /// What answers there.
     pub fn kind(&self) -> Kind {
-        match self {
-            Self::Plain(client) => client.kind(),
-            Self::Tls(client) => client.kind(),
+        match &self.client {
+            Client::Plain(client) => client.kind(),
+            Client::Tls(client) => client.kind(),
         }
+    }
+
+    /// What the operator is told of calls that fail.
+    pub fn failures(&self) -> &FailureLog {
+        &self.failures
     }
 
     /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
     pub async fn send(&self, call: Call) -> Result<Response<Body>, Error> {
-        match self {
-            Self::Plain(client) => client.send(call).await,
-            Self::Tls(client) => client.send(call).await,
+        match &self.client {
+            Client::Plain(client) => client.send(call).await,
+            Client::Tls(client) => client.send(call).await,
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::observe::metrics::{self, Metrics};
 use crate::observe::trace::{Trace, Tracer};
 use crate::run::{Run, gate};
 use crate::upstream::Upstream;
+use crate::upstream::outage::FailureLog;
 
 /// A handle to the runs of a process, by which they are opened, changed and closed while it serves.
 #[derive(Clone)]
@@ -97,8 +98,9 @@ impl Runs {
 
     fn of(config: &Config, has_many: bool, tasks: Drain) -> anyhow::Result<Self> {
         let base = Base::new(config, None)?;
+        let failures = Arc::new(FailureLog::new(&config.upstream.url));
         let upstreams = (0..config.workers)
-            .map(|_| Upstream::new(&config.upstream).map(Arc::new))
+            .map(|_| Upstream::sharing(&config.upstream, Arc::clone(&failures)).map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
             .context("the upstream's authorities cannot be loaded")?;
         for upstream in &upstreams {

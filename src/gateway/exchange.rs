@@ -313,11 +313,13 @@ impl Exchange {
         if let Rejection::Upstream(error) = rejection {
             self.fail(error);
             self.gateway.metrics.upstream_error(error.code());
+            self.gateway.upstream.failures().failed(error);
             if error.is_undelivered()
                 && let Stage::Admitted(reservation) =
                     std::mem::replace(&mut self.stage, Stage::Undelivered)
             {
                 reservation.release();
+                self.gateway.run.counts.unreached.fetch_add(1, Ordering::Relaxed);
             }
         }
         response

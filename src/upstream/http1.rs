@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio::time::Instant;
 
+use super::outage::LookupError;
 use super::pool::Pool;
 use super::{Call, Config, Error, Kind};
 use crate::base::scratch::Scratch;
@@ -28,7 +29,7 @@ pub(super) use body::Body;
 use head::Head;
 
 /// Calls over plain HTTP/1.1, with the connections of one worker.
-pub struct Client {
+pub(super) struct Client {
     config: Config,
     worker: Arc<Worker>,
 }
@@ -184,7 +185,12 @@ impl Worker {
 
 /// Resolves the name anew and takes the first address that answers.
 async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await?.collect();
+    let unknown = |error| io::Error::other(LookupError(error));
+    let addresses = tokio::net::lookup_host((host, port)).await.map_err(unknown)?;
+    let addresses: Vec<SocketAddr> = addresses.collect();
+    if addresses.is_empty() {
+        return Err(unknown(io::ErrorKind::NotFound.into()));
+    }
     let stream = TcpStream::connect(&addresses[..]).await?;
     stream.set_nodelay(true)?;
     Ok(stream)

@@ -24,7 +24,7 @@ use crate::base::time::MAX_TIME;
 use crate::upstream::headers;
 
 /// Calls to one provider; hyper's client keeps its connections.
-pub struct Client {
+pub(super) struct Client {
     config: Config,
     client: legacy::Client<HttpsConnector<HttpConnector>, RequestBody>,
 }

@@ -157,6 +157,7 @@ impl Passing {
         self.ended = true;
         self.exchange.fail(&error);
         self.exchange.gateway.metrics.upstream_error(error.code());
+        self.exchange.gateway.upstream.failures().failed(&error);
         error.into()
     }
 

@@ -46,6 +46,7 @@ impl Exchange {
         match sent {
             // What it says to this is about our key, down to parts of it, and for the operator.
             Ok(response) if is_about_our_key(response.status()) => {
+                gateway.upstream.failures().key_refused(response.status().as_u16());
                 self.reject(&Rejection::UpstreamAuth).map(Answer::text)
             }
             Ok(response) => self.follow(usage_chunk, response),
