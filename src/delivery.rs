@@ -388,6 +388,17 @@ impl Relay {
         tokio::task::spawn_blocking(looked).await?
     }
 
+    /// Returns whether work can be pushed to the forge, and a pull request be asked for there.
+    pub fn has_credential(&self) -> bool {
+        self.settings.access.is_some()
+    }
+
+    /// Asks the forge whether it accepts the credential; none where there is no credential.
+    pub async fn check_credential(&self) -> Option<Result<(), github::Error>> {
+        let Access { api, credential } = self.settings.access.as_ref()?;
+        Some(credential.check(api).await)
+    }
+
     fn mirror(&self, repository: &Repository) -> Result<Mirror, Error> {
         let is_our_forge =
             self.hosted(repository).is_some_and(|(hosted, access)| access.api.serves(hosted));

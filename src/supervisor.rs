@@ -23,6 +23,7 @@ mod past;
 mod recovery;
 mod script;
 mod sealing;
+mod standing;
 mod stock;
 pub mod wanted;
 
@@ -57,10 +58,12 @@ use crate::runner::{Host, Maker};
 
 pub use admission::{Refused, Started, Terms};
 pub use lock::Lock;
+pub use standing::Standing;
 pub use wanted::Wanted;
 
 use clock::Clock;
 use models::Models;
+use standing::KnownStanding;
 use stock::Stock;
 
 /// What a service does its work with. Clones are the same.
@@ -125,6 +128,7 @@ struct Shared {
     residents: Residents,
     stock: Stock,
     models: Models,
+    standing: KnownStanding,
     places: Arc<Semaphore>,
     /// For runs that wait for another one of their resident sandbox, and have no place meanwhile.
     waits: Semaphore,
@@ -164,6 +168,7 @@ impl Supervisor {
             residents: Residents::new(&Shelf::of(&settings.state_dir), terms(&settings)),
             stock,
             models: Models::default(),
+            standing: KnownStanding::default(),
             places: Arc::new(Semaphore::new(settings.max_runs)),
             waits: Semaphore::new(settings.max_runs),
             live: Mutex::default(),

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use super::error::Error;
 use super::{Api, MAX_BODY_BYTES};
 use crate::base::json;
+use crate::base::serde_words::{self, JsonError};
 use crate::grant::{Access, Denied, Grant};
 
 /// Who asks. A handler without this answers everybody.
@@ -69,9 +70,9 @@ impl<T: DeserializeOwned> FromRequest<Arc<Api>> for Body<T> {
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, Error> {
         let bytes = bytes(request, api, &JSON, MAX_BODY_BYTES).await?;
-        let body = serde_json::from_slice(&bytes).map_err(|error| match error.classify() {
-            serde_json::error::Category::Data => Error::invalid(error),
-            _ => Error::Json(error.to_string()),
+        let body = serde_words::from_slice(&bytes).map_err(|error| match error {
+            JsonError::Data(said) => Error::invalid(said),
+            JsonError::Syntax(said) => Error::Json(said),
         })?;
         // Of a key that stands twice in a map, such as `metadata`, serde keeps the last value.
         json::check_document(&bytes).map_err(Error::invalid)?;
@@ -132,6 +133,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Api>> for Asked<T> {
             // axum's sentence, without its "Failed to deserialize query string".
             let said = error.body_text();
             let said = said.split_once(": ").map_or(&*said, |(_, said)| said);
+            let said = said.replace("invalid digit found in string", "give a whole number");
             Error::parameter(format_args!("the query is not understood: {said}"))
         })
     }

@@ -5,15 +5,18 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Serialize;
+use tokio::time::timeout;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Api;
+use crate::supervisor::Standing;
 
 /// The process answers.
 #[derive(Serialize, ToSchema)]
@@ -27,11 +30,13 @@ pub(super) struct Alive {
 pub(super) struct Ready {
     #[serde(rename = "ready")]
     can_accept: bool,
-    /// By what is looked at: `ok`, or why not. Without `relay` runs are accepted all the same, but for those with a repository.
+    /// By what is looked at: `ok`, or why not. Runs are accepted also without `relay`, `upstream` and `forge`: who has none
+    /// of them can do without, and another instance of the service would have the same.
     checks: BTreeMap<&'static str, String>,
-    /// Whether the models can be reached is seen by runs only: nothing is asked of the upstream here.
-    #[schema(example = "not probed")]
-    upstream: &'static str,
+    /// Whether the models can be reached with the key, as of the last half minute: `ok`, `upstream_unreachable` with its cause,
+    /// `upstream_auth`, or `not known yet`.
+    #[schema(example = "ok")]
+    upstream: String,
 }
 
 /// Whether the process is alive
@@ -69,9 +74,22 @@ pub(super) async fn ready(State(api): State<Arc<Api>>) -> (StatusCode, Json<Read
     let said = |found: Result<(), String>| found.err().unwrap_or_else(|| "ok".to_owned());
     // Runs without a repository need no relay.
     let all = checks.into_iter().chain([("relay", relay(&api))]);
-    let checks = all.map(|(what, found)| (what, said(found))).collect();
+    let mut checks: BTreeMap<_, _> = all.map(|(what, found)| (what, said(found))).collect();
+    let Standing { upstream, forge } = standing(&api).await;
+    checks.extend([("upstream", upstream.clone()), ("forge", forge)]);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(Ready { can_accept: ready, checks, upstream: "not probed" }))
+    (status, Json(Ready { can_accept: ready, checks, upstream }))
+}
+
+/// How the service stands with those that it depends on. Whoever asks for readiness has little time: what takes longer goes on,
+/// and is known the next time.
+async fn standing(api: &Api) -> Standing {
+    let supervisor = api.supervisor.clone();
+    let asked = api.tasks.carry(async move { supervisor.standing().await });
+    timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
+        let unknown = || "not known yet".to_owned();
+        Standing { upstream: unknown(), forge: unknown() }
+    })
 }
 
 fn accepting(api: &Api) -> Result<(), String> {
@@ -108,6 +126,9 @@ fn writable(directory: &Path) -> Result<(), String> {
         format!("its directory cannot be written: {error}")
     })
 }
+
+/// For the upstream and the forge. A probe of Kubernetes waits for a second by default.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Bytes that have to be writable.
 const ROOM: usize = 64 << 10;

@@ -7,6 +7,8 @@ mod app;
 
 use std::fmt;
 
+use serde::de::IgnoredAny;
+
 use super::github::{Api, Error};
 use crate::base::secret::Secret;
 use crate::relay::repository::Hosted;
@@ -34,6 +36,22 @@ impl Credential {
         match self {
             Self::Token(token) => Ok(token.clone()),
             Self::App(app) => app.token(api, repository).await,
+        }
+    }
+
+    /// Asks whether the forge accepts the credential. An Enterprise that limits no rates does not know the question, and has
+    /// looked at the token before it says so.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn check(&self, api: &Api) -> Result<(), Error> {
+        let asked = match self {
+            Self::Token(token) => api.get(token, "/rate_limit").await,
+            Self::App(app) => app.check(api).await,
+        };
+        match asked {
+            Ok(IgnoredAny) | Err(Error::NotFound) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 

@@ -231,10 +231,19 @@ impl Shared {
             Refused::Invalid(why)
         };
         let line = wanted.line(run).map_err(|error| Refused::Invalid(error.to_string()))?;
-        if line.is_some() && self.relay.load().is_none() {
-            return Err(Refused::Invalid(
-                "this service has no relay, so no repositories".to_owned(),
-            ));
+        if line.is_some() {
+            let relay = self.relay.load();
+            let missing = match &*relay {
+                None => Some("this service has no relay, so no repositories"),
+                Some(relay) if wanted.branch.pull_request && !relay.has_credential() => Some(
+                    "`pull_request` needs a credential of the forge, and this service has none; leave it out, or ask \
+                     the service's operator to set `GITHUB_TOKEN`",
+                ),
+                Some(_) => None,
+            };
+            if let Some(missing) = missing {
+                return Err(Refused::Invalid(missing.to_owned()));
+            }
         }
         let order = wanted.order(run, (&self.settings, &self.config.load(), &catalog));
         let order = order.map_err(invalid)?;

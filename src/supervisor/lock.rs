@@ -10,6 +10,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep};
 
+use crate::base::private_dir;
+
 /// Held for as long as this lives, and given up by the kernel when the process ends.
 #[derive(Debug)]
 pub struct Lock {
@@ -25,6 +27,7 @@ impl Lock {
         let shown = state_dir.display();
         let unusable = || format!("the state directory `{shown}` cannot be used");
         let audit = state_dir.join("audit");
+        private_dir::make(state_dir, 0o700).with_context(unusable)?;
         DirBuilder::new().recursive(true).mode(0o700).create(audit).with_context(unusable)?;
         let path = state_dir.join("serve.lock");
         let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);

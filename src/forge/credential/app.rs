@@ -11,6 +11,7 @@ use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::json;
 
 use crate::base::b64;
@@ -72,6 +73,11 @@ impl App {
         }
         let new = api.patience().keep(|| self.ask(api, repository)).await?;
         Ok(given.insert(new).token.clone())
+    }
+
+    /// Asks the forge what it knows of the app.
+    pub(super) async fn check(&self, api: &Api) -> Result<IgnoredAny, Error> {
+        api.get(&self.sign(SystemTime::now())?, "/app").await
     }
 
     pub(super) async fn forget(&self, repository: &Hosted) {

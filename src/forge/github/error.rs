@@ -100,6 +100,17 @@ impl Error {
         }
     }
 
+    /// The stable code of what is wrong, for those who may not know more.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unanswered(_) => "forge_unreachable",
+            Self::Limited { .. } => "forge_rate_limited",
+            Self::Unauthorized(_) | Self::Key(_) => "forge_auth",
+            Self::Forbidden(_) => "forge_forbidden",
+            _ => "forge_failed",
+        }
+    }
+
     /// How long to wait before it is worth trying again; `None` where that would change nothing.
     pub fn later(&self) -> Option<Duration> {
         match self {

@@ -108,14 +108,14 @@ async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
     another method: 405 method_not_allowed: this path knows other methods; `Allow` names them
     no JSON: 400 invalid_json: the body is not JSON: EOF while parsing an object at line 1 column 1
     nothing: 400 invalid_json: the body is not JSON: EOF while parsing a value at line 1 column 0
-    a field missing: 422 invalid_request: missing field `agent` at line 1 column 2
-    an unknown field: 422 invalid_request: unknown field `image`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `budget`, `max_runtime`, `metadata` at line 1 column 22
-    a number for a text: 422 invalid_request: invalid type: integer `7`, expected a string at line 1 column 15
+    a field missing: 422 invalid_request: field `agent` is missing; give it
+    an unknown field: 422 invalid_request: unknown field `image`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `budget`, `max_runtime`, `metadata`
+    a number for a text: 422 invalid_request: `graphName` is 7; give a text
     a key of the metadata twice: 422 invalid_request: duplicate key `team` at byte 104
     deeper, in a chat: 422 invalid_request: duplicate key `b` at byte 96
     nothing to answer: 422 invalid_request: `messages` is empty; there is nothing to answer
     no such agent: 422 no_such_agent: there is no agent `sandbox:none`; there is `sandbox:agent`, `sandbox:openclaw`
-    no number: 400 invalid_parameter: the query is not understood: limit: invalid digit found in string
+    no number: 400 invalid_parameter: the query is not understood: limit: give a whole number
     an unknown parameter: 400 invalid_parameter: the query is not understood: page: unknown field `page`, expected one of `agent`, `state`, `cursor`, `limit`
     no such run: 404 not_found: there is no run `run-7` that this grant can see
     a path that is not UTF-8: 400 invalid_parameter: the path is not UTF-8
