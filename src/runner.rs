@@ -39,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
 use crate::app::{Seats, Shutdown};
+use crate::base::private_dir;
 use crate::budget::Ledger;
 use crate::config::Config;
 use crate::delivery::outbox::Words;
@@ -137,6 +138,16 @@ impl Order {
             all: false,
         }
     }
+}
+
+/// Checks that runs can have their directories and sockets below a directory, as far as its path and mode say.
+///
+/// # Errors
+/// The sockets' paths would be too long, or the directory is there and other users may change what is in it.
+pub fn check_run_dir(run_dir: &Path) -> anyhow::Result<()> {
+    let owner = Owner::this().context("`/proc` cannot be read")?;
+    Directory::check_length(run_dir, &owner)?;
+    if run_dir.exists() { Ok(private_dir::check(run_dir)?) } else { Ok(()) }
 }
 
 /// Where a run is executed.

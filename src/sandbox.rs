@@ -99,6 +99,12 @@ pub enum Error {
     Slot(String),
     #[error("the resident sandbox is lost: {0}")]
     Resident(String),
+    #[error(
+        "container engine at `{}` does not answer: {why}; start it, name its socket with `--docker-socket`, or leave \
+         the image out for the driver `embedded`, which needs no engine",
+        socket.display()
+    )]
+    NoEngine { socket: PathBuf, why: String },
     #[error("Docker Engine cannot {doing}")]
     Engine { doing: &'static str, source: bollard::errors::Error },
     #[error(

@@ -7,12 +7,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{self, Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::base::tree;
+use crate::base::unix::MAX_PATH_BYTES;
+use crate::base::{private_dir, tree};
 use crate::sandbox::spec::{HOSTS, HOSTS_TEXT, UID};
 use crate::sandbox::{Owner, UserLease, UserRange, left, name_of};
 
@@ -45,6 +46,24 @@ impl Directory {
         Self::create_for(UserRange::SHARED, parent, run, owner)
     }
 
+    /// Checks that the path of a run's socket below `parent` is no longer than the kernel allows.
+    ///
+    /// # Errors
+    /// The path is longer.
+    pub(super) fn check_length(parent: &Path, owner: &Owner) -> anyhow::Result<()> {
+        let parent = path::absolute(parent)?;
+        let name = format!("{}-{}", name_of(""), owner.to_file_name());
+        let length = parent.join(name).join("sock/llm.sock").as_os_str().len();
+        if let Some(excess) = length.checked_sub(MAX_PATH_BYTES).filter(|excess| *excess > 0) {
+            bail!(
+                "run directory `{}` is {excess} bytes too long: the sockets below it would have paths of {length} bytes, \
+                 and the kernel allows {MAX_PATH_BYTES}; choose a shorter one with `--run-dir`",
+                parent.display()
+            );
+        }
+        Ok(())
+    }
+
     /// For a sandbox, which is given one of these users.
     pub(super) fn create_for(
         users: UserRange,
@@ -55,11 +74,7 @@ impl Directory {
         let cannot =
             |path: &Path| format!("the run's directory `{}` cannot be made", path.display());
         // Others may pass through, and see nothing.
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o711)
-            .create(parent)
-            .with_context(|| cannot(parent))?;
+        private_dir::make(parent, 0o711).with_context(|| cannot(parent))?;
         let parent = real(parent).with_context(|| cannot(parent))?;
         let path = parent.join(format!("{}-{}", name_of(run), owner.to_file_name()));
         let user = users.lease(None, &path)?;

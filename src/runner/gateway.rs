@@ -39,6 +39,8 @@ pub(super) struct Calls {
     pub(super) spent: Amount,
     pub(super) admitted: u64,
     pub(super) refused: u64,
+    /// Those of them that did not reach the upstream.
+    pub(super) unreached: u64,
     /// The last of them was too large for what was left of the budget.
     pub(super) is_denied: bool,
 }
@@ -108,6 +110,7 @@ fn calls_of(run: &Run) -> Calls {
         spent: run.ledger.spent(),
         admitted: run.counts.admitted(),
         refused: run.counts.refused(),
+        unreached: run.counts.unreached(),
         is_denied: run.ledger.is_denied(),
     }
 }

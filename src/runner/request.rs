@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::agent::place;
 use super::{Agent, Message, Order};
-use crate::base::trace;
+use crate::base::{serde_words, trace};
 use crate::budget;
 use crate::catalog::{Catalog, Entry, Maker, Setup};
 use crate::config::Config;
@@ -95,7 +95,7 @@ impl Request {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
         toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
-            anyhow::Error::new(error).context(format!("{shown}:{line}: this is no run"))
+            anyhow!("{shown}:{line}: this is no run: {}", serde_words::of_toml(&error))
         })
     }
 

@@ -65,6 +65,16 @@ pub enum ErrorCode {
     Cancelled,
     /// Its workspace held more than it may.
     WorkspaceFull,
+    /// Its image is not on this machine.
+    ImageNotFound,
+    /// A volume that it names is not on this machine.
+    VolumeNotFound,
+    /// The engine that is to make its sandbox does not answer.
+    EngineUnreachable,
+    /// Its sandbox cannot be made as it is asked for.
+    SandboxUnavailable,
+    /// It failed, and none of its calls reached the upstream.
+    UpstreamUnreachable,
 }
 
 impl ErrorCode {
@@ -81,6 +91,11 @@ impl ErrorCode {
             Self::BudgetExhausted => "budget_exhausted",
             Self::Cancelled => "cancelled",
             Self::WorkspaceFull => "workspace_full",
+            Self::ImageNotFound => "image_not_found",
+            Self::VolumeNotFound => "volume_not_found",
+            Self::EngineUnreachable => "engine_unreachable",
+            Self::SandboxUnavailable => "sandbox_unavailable",
+            Self::UpstreamUnreachable => "upstream_unreachable",
         }
     }
 
@@ -97,6 +112,40 @@ impl ErrorCode {
             Self::BudgetExhausted => "the run has asked for more than its budget had left",
             Self::Cancelled => "the run was cancelled",
             Self::WorkspaceFull => "the workspace has outgrown its limit",
+            Self::ImageNotFound => "the image is not on this machine",
+            Self::VolumeNotFound => "the volume is not on this machine",
+            Self::EngineUnreachable => "the container engine does not answer",
+            Self::SandboxUnavailable => "the sandbox cannot be made as it is asked for",
+            Self::UpstreamUnreachable => {
+                "no call of the run has reached the upstream; the log of the gateway says why"
+            }
+        }
+    }
+
+    /// Returns whether the program was never started, because something that it needs is not on this machine.
+    pub fn is_before_start(self) -> bool {
+        matches!(
+            self,
+            Self::ImageNotFound
+                | Self::VolumeNotFound
+                | Self::EngineUnreachable
+                | Self::SandboxUnavailable
+        )
+    }
+
+    /// The code of a run whose sandbox could not be made, or was lost.
+    fn of(error: &sandbox::Error) -> Self {
+        match error {
+            sandbox::Error::NoImage(_) => Self::ImageNotFound,
+            sandbox::Error::NoVolume(_) => Self::VolumeNotFound,
+            sandbox::Error::NoEngine { .. } => Self::EngineUnreachable,
+            sandbox::Error::Spec { .. }
+            | sandbox::Error::HostPath { .. }
+            | sandbox::Error::ImageVolume { .. }
+            | sandbox::Error::Volume { .. }
+            | sandbox::Error::Taken(_)
+            | sandbox::Error::Unlimited(_) => Self::SandboxUnavailable,
+            _ => Self::Internal,
         }
     }
 }
@@ -189,8 +238,12 @@ impl Outcome {
 
     /// Why the run was ended comes before how it took it: an agent may leave with any exit code when it is told to.
     fn error_code(&self, agent: Option<&Result<Envelope, Invalid>>) -> Option<ErrorCode> {
-        let (Ok(ended), Ok(())) = (&self.ended, &self.served) else {
-            return Some(ErrorCode::Internal);
+        let ended = match (&self.ended, &self.served) {
+            (Ok(ended), Ok(())) => ended,
+            (Ok(_), Err(error)) => {
+                return Some(error.downcast_ref().map_or(ErrorCode::Internal, ErrorCode::of));
+            }
+            (Err(error), _) => return Some(ErrorCode::of(error)),
         };
         match (ended.cause, ended.exit_code) {
             (Some(Cause::Deadline), _) => Some(ErrorCode::Timeout),
@@ -203,14 +256,23 @@ impl Outcome {
             (None, Some(_)) if has_error(agent) && self.calls.is_denied => {
                 Some(ErrorCode::BudgetExhausted)
             }
+            (None, Some(_)) if has_error(agent) && self.is_cut_off() => {
+                Some(ErrorCode::UpstreamUnreachable)
+            }
             (None, Some(_)) if has_error(agent) => Some(ErrorCode::AgentFailed),
             // A program that lived on after the kernel had killed one of its children has dealt with it.
             (None, Some(0)) if self.stdout.truncated => Some(ErrorCode::OutputTruncated),
             (None, Some(0)) => matches!(agent, Some(Err(_))).then_some(ErrorCode::InvalidOutput),
             (None, Some(_)) if ended.oom_killed => Some(ErrorCode::OomKilled),
             (None, Some(_)) if self.calls.is_denied => Some(ErrorCode::BudgetExhausted),
+            (None, Some(_)) if self.is_cut_off() => Some(ErrorCode::UpstreamUnreachable),
             (None, Some(_)) => Some(ErrorCode::ContainerFailed),
         }
+    }
+
+    /// Whether the run has made calls, and none of them has reached the upstream.
+    fn is_cut_off(&self) -> bool {
+        self.calls.admitted > 0 && self.calls.unreached == self.calls.admitted
     }
 }
 
@@ -229,6 +291,10 @@ fn said(
     let exit_code = exit_code.unwrap_or_default();
     let after = last_words.map(|words| format!("; its last words: {words}")).unwrap_or_default();
     match (error_code, agent) {
+        (ErrorCode::UpstreamUnreachable, _) => {
+            let own = own.map(|own| format!("; the agent says: {own}")).unwrap_or_default();
+            Some(format!("{}{own}", error_code.reason()))
+        }
         _ if own.is_some() => own,
         (ErrorCode::InvalidOutput, Err(error)) => Some(error.to_string()),
         (ErrorCode::OutputTruncated, _) => {

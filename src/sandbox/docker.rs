@@ -56,11 +56,11 @@ impl Docker {
     /// # Errors
     /// Nobody answers at `socket`.
     pub async fn connect(socket: &Path) -> Result<Self, Error> {
-        let engine = |source| Error::Engine { doing: "be reached", source };
-        let socket = socket.display().to_string();
-        let client =
-            bollard::Docker::connect_with_unix(&socket, ANSWER_SECONDS, API_DEFAULT_VERSION);
-        let client = client.map_err(engine)?.negotiate_version().await.map_err(engine)?;
+        let unreachable =
+            |error| Error::NoEngine { socket: socket.to_owned(), why: innermost(&error) };
+        let path = socket.display().to_string();
+        let client = bollard::Docker::connect_with_unix(&path, ANSWER_SECONDS, API_DEFAULT_VERSION);
+        let client = client.map_err(unreachable)?.negotiate_version().await.map_err(unreachable)?;
         Ok(Self { client })
     }
 
@@ -318,6 +318,15 @@ fn is_settled(error: &Error) -> bool {
         Error::Silent(_) => false,
         _ => true,
     }
+}
+
+/// The first cause of an error: those above it only say that there was one.
+fn innermost(error: &EngineError) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(below) = cause.source() {
+        cause = below;
+    }
+    cause.to_string()
 }
 
 /// How many processes a user may have here, as far as we can tell.

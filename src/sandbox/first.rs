@@ -1,11 +1,13 @@
 //! The first process of a sandbox: the `cogni-init` that this program carries, or a file that the operator names.
 
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{self, Path, PathBuf};
 
 use uuid::Uuid;
+
+use crate::base::private_dir;
 
 /// The first process of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,9 +62,9 @@ impl First {
 fn install(path: &Path) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     // Like a run's directory: other users pass through it, and see nothing.
-    DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    private_dir::make(directory, 0o711).map_err(io::Error::other)?;
     if !is_private(directory)? {
-        return Err(io::Error::other("other users can write to the directory"));
+        return Err(io::Error::other("another user owns the directory"));
     }
     match is_private(path) {
         Ok(true) if fs::metadata(path)?.len() == COGNI_INIT.len() as u64 => Ok(()),

@@ -161,7 +161,7 @@ impl User {
         }
         Err(match self.range.single() {
             Some(uid) => format!(
-                "user {uid}, which the sandbox runs as, may not {to} there; `chown {uid}` it, or change its mode"
+                "user {uid}, which the sandbox runs as, may not {to} there; `chown {uid}` it, change its mode, or name another user with `--uid`"
             ),
             None => format!(
                 "the sandbox's user, one of {}, may not {to} there; let all users {to} there by its mode",

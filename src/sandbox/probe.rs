@@ -132,6 +132,14 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Adds what was found elsewhere; what is missing there counts.
+    pub fn add(&mut self, findings: Vec<Finding>) {
+        self.ok &= findings.iter().all(|finding| finding.level != Level::Missing);
+        self.findings.extend(findings);
+    }
+}
+
 fn machine_findings(facts: &Facts) -> Vec<Finding> {
     let Cgroups { version, controllers } = &facts.cgroups;
     let cgroups = match version {
@@ -379,15 +387,15 @@ fn list(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     names.join(", ")
 }
 
-fn ok(name: &'static str, found: impl Into<String>) -> Finding {
+pub fn ok(name: &'static str, found: impl Into<String>) -> Finding {
     Finding { name, level: Level::Ok, found: found.into(), remedy: None }
 }
 
-fn warn(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
+pub fn warn(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
     Finding { name, level: Level::Warn, found: found.into(), remedy: Some(remedy) }
 }
 
-fn missing(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
+pub fn missing(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
     Finding { name, level: Level::Missing, found: found.into(), remedy: Some(remedy) }
 }
 

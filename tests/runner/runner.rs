@@ -76,7 +76,7 @@ fn output_that_is_no_text_comes_through_as_text() {
 fn an_image_has_to_be_there() {
     let absent = ["--image", "cogni-gateway-test:absent"];
     let result = Sandboxed::new().run(&absent, &["true"]);
-    assert_eq!(result.facts(), json!([false, null, "internal"]));
+    assert_eq!(result.facts(), json!([false, null, "image_not_found"]));
     insta::assert_snapshot!(result.json["error"].as_str().unwrap(), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
 }
 

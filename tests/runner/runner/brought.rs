@@ -13,7 +13,7 @@ fn a_volume_that_shows_a_path_of_this_machine_is_refused() {
     let (engine, runner) = (Engine::connect(), Sandboxed::new());
     let volume = engine.volume_of(&["type=none", "o=bind", "device=/etc"]);
     let result = with_volume(&runner, &volume, "ls /data");
-    assert_eq!(result.facts(), json!([false, null, "internal"]));
+    assert_eq!(result.facts(), json!([false, null, "sandbox_unavailable"]));
     let error = result.json["error"].as_str().unwrap().replace(&volume, "VOLUME");
     insta::assert_snapshot!(error, @"volume `VOLUME` cannot be given to a sandbox: it shows `/etc`, and not a directory of the engine's own; give a directory as a mount");
     let volume = engine.volume();
@@ -27,7 +27,7 @@ fn a_volume_has_to_be_there() {
     let runner = Sandboxed::new();
     let volume = format!("cogni-absent-{}", std::process::id());
     let result = with_volume(&runner, &volume, "true");
-    assert_eq!(result.facts(), json!([false, null, "internal"]));
+    assert_eq!(result.facts(), json!([false, null, "volume_not_found"]));
     let error = result.json["error"].as_str().unwrap().replace(&volume, "VOLUME");
     insta::assert_snapshot!(error, @"there is no volume `VOLUME`; make it first, none is made for a run");
     let filter = format!("name={volume}");
@@ -41,7 +41,7 @@ fn an_image_brings_no_disk_of_its_own() {
     let image = engine.image(engine::HOST, &["VOLUME /data/"]);
     let flags = ["--image", image.as_str()];
     let result = runner.run(&flags, &["true"]);
-    assert_eq!(result.facts(), json!([false, null, "internal"]));
+    assert_eq!(result.facts(), json!([false, null, "sandbox_unavailable"]));
     let error = result.json["error"].as_str().unwrap().replace(&image, "IMAGE");
     insta::assert_snapshot!(error, @"image `IMAGE` has a `VOLUME` at `/data/`, which would be a disk of this machine's; give a mount or a volume there, or build the image without");
     let file = spec(&runner, &engine.volume());

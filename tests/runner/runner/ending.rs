@@ -117,7 +117,7 @@ fn a_run_has_one_sandbox_at_a_time() {
     first.until(|said| said.contains("up\n"));
     let (status, stdout, _) = runner.command(&flags, &["true"]);
     let second: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((status, &second["error_code"]), (1, &json!("internal")), "{second}");
+    assert_eq!((status, &second["error_code"]), (2, &json!("sandbox_unavailable")), "{second}");
     assert!(!containers(&run).is_empty(), "the first is gone");
     first.terminate();
     assert!(first.said().contains(r#""error_code":"cancelled""#));

@@ -103,7 +103,7 @@ fn an_engine_that_cannot_be_asked_is_told() {
     fs::write(&socket, "").unwrap();
     insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
     1
-    engine SOCKET: Docker Engine cannot be reached: Error in the hyper legacy client: client error (Connect): client error (Connect): Connection refused (os error 111)
+    engine SOCKET: container engine at `SOCKET` does not answer: Connection refused (os error 111); start it, name its socket with `--docker-socket`, or leave the image out for the driver `embedded`, which needs no engine
     nothing else is left behind
     ");
 }

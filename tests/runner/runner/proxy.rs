@@ -79,15 +79,15 @@ fn the_key_is_not_shown_and_the_container_is_swept() {
 #[test]
 fn a_gateway_that_does_not_come_up_says_why() {
     let runner = Sandboxed::new();
-    let with = |flags: &[&str]| {
+    let with = |flags: &[&str], code: &str| {
         let result = runner.run(&[&ON_THIS_MACHINE, flags].concat(), &["true"]);
-        assert_eq!(result.facts(), json!([false, null, "internal"]), "{}", result.json);
+        assert_eq!(result.facts(), json!([false, null, code]), "{}", result.json);
         result.json["error"].as_str().unwrap().to_owned()
     };
-    insta::assert_snapshot!(with(&["--proxy-image", "cogni-gateway-test:absent"]), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
-    let said = with(&["--proxy-image", engine::HOST]);
+    insta::assert_snapshot!(with(&["--proxy-image", "cogni-gateway-test:absent"], "image_not_found"), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
+    let said = with(&["--proxy-image", engine::HOST], "internal");
     assert!(said.starts_with("Docker Engine cannot start the gateway's container"), "{said}");
-    let said = with(&["--metrics-addr", "192.0.2.1:9464"]);
+    let said = with(&["--metrics-addr", "192.0.2.1:9464"], "internal");
     assert!(said.starts_with("the gateway's container has ended: exit code"), "{said}");
     assert!(said.contains("`METRICS_ADDR` is `192.0.2.1:9464`, which cannot be bound"), "{said}");
 }

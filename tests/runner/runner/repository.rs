@@ -72,13 +72,24 @@ async fn work_that_is_held_is_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_may_have_nothing_to_deliver() {
     let place = Place::new().await;
-    let without = place.run(&[], "ls -A");
+    // The workspace would stay empty, and the agent be paid for work in it.
+    for flags in [&[][..], &["--state-key", "memory"]] {
+        let refused = place.prepare(flags, &["true"]).output().unwrap();
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains("`--branch-key KEY`"), "{said}");
+    }
+    let root = place.runner.path();
+    let files = root.join("files");
+    std::fs::create_dir(&files).unwrap();
+    let own = ["--root", root.to_str().unwrap(), "--workspace", files.to_str().unwrap()];
+    let without = place.run(&own, "ls -A");
     assert_eq!(json!([without.json["ok"], without.json["stdout"]]), json!([true, ""]));
     assert_eq!(
         without.json["relay"]["why"],
         "it has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`"
     );
-    let unasked = place.run(&["--state-key", "memory"], "true");
+    let unasked = place.run(&[&own[..], &["--state-key", "memory"]].concat(), "true");
     assert_eq!(unasked.json["relay"], without.json["relay"]);
     let asked = place.run(&["--state-key", "memory", "--branch-by-state"], "true");
     assert_eq!(asked.json["relay"]["branch"], "sandbox/memory");

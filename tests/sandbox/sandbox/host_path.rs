@@ -135,7 +135,7 @@ fn a_path_that_does_not_let_the_sandboxs_user_in_is_told() {
         assert_eq!(told, [may_read, may_write], "{owner} {mode:o}");
     }
     let told = judge_access(&task, root.path(), Access::ReadWrite).unwrap_err();
-    insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, or change its mode");
+    insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, change its mode, or name another user with `--uid`");
 }
 
 /// R3, R6: which user of a range a sandbox gets is not known yet, and what any sandbox may write, another may turn.
