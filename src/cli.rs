@@ -11,6 +11,7 @@ pub mod doctor;
 pub mod explain;
 pub mod flags;
 pub mod forget;
+pub mod generate;
 pub mod grant;
 pub mod health;
 mod log;
@@ -19,6 +20,7 @@ pub mod provider;
 pub mod proxy;
 pub mod relay;
 pub mod run;
+pub mod runs;
 pub mod serve;
 pub mod shared;
 pub mod sweep;
@@ -27,7 +29,7 @@ pub mod token;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use log::Log;
 use out::Out;
@@ -38,7 +40,7 @@ pub fn main() -> ExitCode {
     // The demo tells its own story, and so does a run that is watched; only what goes wrong may interrupt them.
     let tells = matches.subcommand_matches("demo").is_some()
         || matches.subcommand_matches("run").is_some_and(run::shows_progress);
-    let log = match Log::start(if tells { "warn" } else { "info" }) {
+    let log = match Log::start(asked_level(&matches), if tells { "warn" } else { "info" }) {
         Ok(log) => log,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: there is no thread for the log: {error}");
@@ -60,12 +62,22 @@ pub fn main() -> ExitCode {
     code
 }
 
+/// The level that `-v` and `-q` ask for.
+fn asked_level(matches: &ArgMatches) -> Option<&'static str> {
+    match (matches.get_count(VERBOSE), matches.get_flag(QUIET)) {
+        (0, false) => None,
+        (0, true) => Some("error"),
+        (1, _) => Some("debug"),
+        (_, _) => Some("trace"),
+    }
+}
+
 /// An error and its causes. Some say their cause themselves; that is not said twice.
 fn told(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
         if told.is_empty() {
             cause
-        } else if told.ends_with(&cause) {
+        } else if told.contains(&cause) {
             told
         } else {
             format!("{told}: {cause}")
@@ -79,8 +91,10 @@ pub fn command() -> Command {
     Command::new("cogni-gateway")
         .version(env!("CARGO_PKG_VERSION"))
         .about("One way out for untrusted agents: an LLM gateway on a unix socket per run")
+        .after_help(AFTER_HELP)
         .subcommand_required(true)
         .arg_required_else_help(true)
+        .args(log_flags())
         .subcommand(proxy::command())
         .subcommand(shared::command())
         .subcommand(run::command())
@@ -89,6 +103,7 @@ pub fn command() -> Command {
             "List the agents of the catalog that can run here",
         ))
         .subcommand(serve::command())
+        .subcommand(many::<runs::Command>("runs", "Look at the runs of a service, and end them"))
         .subcommand(one::<sweep::Args>(
             "sweep",
             "Show what crashed runs have left behind, or remove it",
@@ -102,10 +117,7 @@ pub fn command() -> Command {
             "billing",
             "Show what runs have cost, and whether LiteLLM agrees",
         ))
-        .subcommand(one::<doctor::Args>(
-            "doctor",
-            "Say what this machine can enforce, and how to get the rest",
-        ))
+        .subcommand(doctor::command())
         .subcommand(one::<cogni_init::Args>(
             "cogni-init",
             "Write the first process of a sandbox to a file, for containers of your own",
@@ -122,6 +134,30 @@ pub fn command() -> Command {
         .subcommand(many::<audit::Command>("audit", "Prove or read an audit log"))
         .subcommand(many::<grant::Command>("grant", "Say who may ask the service for what"))
         .subcommand(many::<token::Command>("token", "Make run tokens, or look into them"))
+        .subcommand(one::<generate::Completions>(
+            "completions",
+            "Print the completions of a shell for this command",
+        ))
+        .subcommand(one::<generate::ManualPages>(
+            "man",
+            "Write a manual page for each command to a directory",
+        ))
+}
+
+/// How much is logged, for every command.
+fn log_flags() -> [Arg; 2] {
+    let verbose = Arg::new(VERBOSE)
+        .short('v')
+        .long("verbose")
+        .action(ArgAction::Count)
+        .help("Log more: `-v` is LOG=debug, `-vv` is LOG=trace");
+    let quiet = Arg::new(QUIET)
+        .short('q')
+        .long("quiet")
+        .action(ArgAction::SetTrue)
+        .conflicts_with(VERBOSE)
+        .help("Log errors only, as LOG=error does");
+    [verbose, quiet].map(|flag| flag.global(true).display_order(LAST))
 }
 
 /// A command with flags. What it is for is said last: clap would take what the flags' own type says of itself.
@@ -154,13 +190,14 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         Some(("run", matches)) => run::run(matches, out),
         Some(("agents", matches)) => agents::run(&agents::Args::from_arg_matches(matches)?, out),
         Some(("serve", matches)) => serve::run(matches),
-        Some(("sweep", matches)) => sweep::run(&sweep::Args::from_arg_matches(matches)?, out),
+        Some(("runs", matches)) => runs::run(runs::Command::from_arg_matches(matches)?, out),
+        Some(("sweep", matches)) => sweep::run(matches, out),
         Some(("forget", matches)) => forget::run(&forget::Args::from_arg_matches(matches)?, out),
         Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
         Some(("billing", matches)) => {
             billing::run(billing::Command::from_arg_matches(matches)?, out)
         }
-        Some(("doctor", matches)) => doctor::run(&doctor::Args::from_arg_matches(matches)?, out),
+        Some(("doctor", matches)) => doctor::run(matches, out),
         Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
         Some(("check", matches)) => check::run(matches, out),
         Some(("cogni-init", matches)) => {
@@ -174,12 +211,31 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
         }
         Some(("audit", matches)) => audit::run(&audit::Command::from_arg_matches(matches)?, out),
         Some(("grant", matches)) => grant::run(grant::Command::from_arg_matches(matches)?, out),
+        Some(("completions", matches)) => {
+            generate::completions(&generate::Completions::from_arg_matches(matches)?, out)
+        }
+        Some(("man", matches)) => {
+            generate::manual_pages(&generate::ManualPages::from_arg_matches(matches)?, out)
+        }
         Some(("token", matches)) => {
             token::run(&token::Command::from_arg_matches(matches)?, io::stdin(), out)
         }
         _ => unreachable!("clap knows no other command"),
     }
 }
+
+const AFTER_HELP: &str = "\
+Begin with `cogni-gateway demo`, which needs nothing, then `doctor`, `run` and `serve`.
+
+Variables:
+  LOG=info          How much is logged on standard error: error, warn, info, debug or trace
+  LOG_FORMAT=json   A line of JSON for each, for machines";
+
+const VERBOSE: &str = "VERBOSE";
+const QUIET: &str = "QUIET";
+
+/// Behind all other flags of a command.
+const LAST: usize = 1000;
 
 /// clap's exit status for wrong use.
 const WRONG_USE: u8 = 2;

@@ -12,11 +12,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::audit;
 use crate::base::canonical;
+use crate::base::serde_words;
 use crate::base::unix::Permissions;
 use crate::budget::{Limits, price};
 use crate::gateway::policy;
@@ -112,8 +113,8 @@ impl Config {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("cannot read `{}`", path.display()))?;
-        toml::from_str(&text)
-            .with_context(|| format!("`{}` is not a valid configuration", path.display()))
+        serde_words::from_toml(&text)
+            .map_err(|said| anyhow!("`{}` is not a valid configuration: {said}", path.display()))
     }
 
     /// Returns a digest of the settings that judge a run's calls, so that the records of two runs can be compared. Secrets, the
@@ -258,10 +259,14 @@ impl Config {
     fn check_identity(&self) -> anyhow::Result<()> {
         let Identity { run, account, .. } = &self.identity;
         if run.is_empty() {
-            bail!("`RUN_ID` is not set; every call is recorded and billed under it");
+            bail!(
+                "`RUN_ID` is not set, and every call is recorded and billed under it; give `--run-id ID`"
+            );
         }
         if self.upstream.kind == Kind::Litellm && account.is_empty() {
-            bail!("`BILLING_ACCOUNT_ID` is not set; LiteLLM bills it as the end user");
+            bail!(
+                "`BILLING_ACCOUNT_ID` is not set, and LiteLLM bills it as the end user; give `--billing-account-id ID`"
+            );
         }
         Ok(self.identity.check()?)
     }

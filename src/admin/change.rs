@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::base::serde_words;
 use crate::budget::Limits;
 use crate::config::Config;
 
@@ -33,5 +34,5 @@ pub(super) fn merge(limits: &Limits, patch: Map<String, Value>) -> anyhow::Resul
     if let Value::Object(fields) = &mut merged {
         fields.extend(patch);
     }
-    Ok(serde_json::from_value(merged)?)
+    Ok(serde_words::from_value(merged)?)
 }

@@ -6,17 +6,18 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::base::json::Invalid;
+use crate::base::serde_words::JsonError;
 
 /// Why a request of an operator was not done. Operators are trusted with every word of it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    #[error("run `{0}` is not open; `GET /runs` lists those that are")]
+    #[error("run `{0}` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are")]
     NoSuchRun(String),
     #[error("run `{0}` is ending, which cannot be taken back")]
     Ending(String),
-    #[error("the body is not what is expected here: {0}")]
-    Invalid(serde_json::Error),
-    #[error("the body is not what is expected here: {0}")]
+    #[error("the body cannot be used: {0}")]
+    Invalid(JsonError),
+    #[error("the body cannot be used: {0}")]
     Ambiguous(Invalid),
     /// Nothing has changed.
     #[error("{0:#}")]

@@ -33,6 +33,7 @@ use crate::app::{By, Control};
 use crate::audit::record::Operated;
 use crate::base::drain::Drained;
 use crate::base::json::check_document;
+use crate::base::serde_words;
 use crate::config::{Config, RunSpec};
 use crate::run::gate;
 
@@ -193,7 +194,7 @@ impl Operator {
 
 /// Reads a body, whatever its content type says: who types a command by hand leaves that out.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    let read = serde_json::from_slice(body).map_err(Error::Invalid)?;
+    let read = serde_words::from_slice(body).map_err(Error::Invalid)?;
     check_document(body).map_err(Error::Ambiguous)?;
     Ok(read)
 }

@@ -1,5 +1,7 @@
 //! `cogni-gateway admin`: asks the operator's socket, for where there is no curl.
 
+mod table;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,11 @@ pub struct Args {
     /// The operator's socket.
     #[arg(long, env = "ADMIN_SOCKET_PATH", value_name = "PATH")]
     socket: PathBuf,
+
+    /// Print the socket's answer as JSON, for programs
+    #[arg(long, global = true)]
+    json: bool,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -86,9 +93,16 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("`{}` answers what is not JSON", args.socket.display()))?;
     if !(200..300).contains(&status) {
         let message = answer["error"]["message"].as_str();
-        bail!("{}", message.unwrap_or("the operator's socket gives no reason"));
+        bail!(
+            "{}",
+            message.unwrap_or("operator's socket: it gives no reason; see the log of the process")
+        );
     }
-    writeln!(out, "{answer:#}")?;
+    if args.json {
+        writeln!(out, "{answer:#}")?;
+    } else {
+        table::print(&answer, out)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -145,7 +159,11 @@ fn ask(
 ) -> anyhow::Result<(u16, String)> {
     let shown = socket.display();
     let mut connection =
-        UnixStream::connect(socket).with_context(|| format!("nothing answers on `{shown}`"))?;
+        UnixStream::connect(socket).with_context(|| {
+            format!(
+                "nothing answers on `{shown}`; name the `ADMIN_SOCKET_PATH` of a process that runs, with `--socket`"
+            )
+        })?;
     let body = body.map(Value::to_string).unwrap_or_default();
     let length = body.len();
     write!(

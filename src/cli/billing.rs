@@ -40,9 +40,13 @@ pub enum Command {
         #[command(flatten)]
         books: Where,
 
-        /// The run
-        #[arg(long, value_name = "ID")]
-        run: String,
+        /// The run's id
+        #[arg(value_name = "RUN", required_unless_present = "named")]
+        run: Option<String>,
+
+        /// The run's id, as earlier versions took it
+        #[arg(long = "run", value_name = "ID", hide = true, conflicts_with = "run")]
+        named: Option<String>,
 
         /// A line of JSON for each, and one for the sum
         #[arg(long)]
@@ -160,7 +164,8 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         match command {
             Command::Status { books, json } => status(&books.find()?, json, out).await,
-            Command::Receipts { books, run, json } => {
+            Command::Receipts { books, run, named, json } => {
+                let run = run.or(named).unwrap_or_default();
                 receipts(&books.find()?, &run, json, out).await
             }
             Command::Days { books, since, until, account, json } => {

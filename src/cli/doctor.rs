@@ -5,9 +5,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::relay::StateDir;
+use clap::{ArgMatches, Command, FromArgMatches};
+use rustix::fs::{Access, access};
+
+use super::relay::Setup;
 use super::run::{Places, init};
-use crate::sandbox::probe::{Facts, Finding, Report, engine, machine};
+use super::{flags, without_values};
+use crate::base::private_dir;
+use crate::config::{SETTINGS, Setting};
+use crate::sandbox::probe::{self, Facts, Finding, Report, engine, machine};
+use crate::upstream;
+use crate::upstream::check::ProbeError;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -18,17 +26,28 @@ pub struct Args {
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
+    /// What services and runs are told of the forge
     #[command(flatten)]
-    state: StateDir,
+    relay: Setup,
 
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Exit status 0 where at least one driver can enforce everything, 1 where none can.
-pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let report = Report::of(&look(args)?);
+/// The command and its flags: its own, and those that say where the upstream is.
+pub fn command() -> Command {
+    Command::new("doctor").about(ABOUT).defer(|command| {
+        let command = command.args(flags::of(settings()));
+        without_values(<Args as clap::Args>::augment_args(command)).about(ABOUT).long_about(None)
+    })
+}
+
+/// Exit status 0 where at least one driver can enforce everything, and nothing that is configured fails; else 1.
+pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let args = Args::from_arg_matches(matches)?;
+    let mut report = Report::of(&look(&args)?);
+    report.add(depended_on(matches, &args)?);
     if args.json {
         serde_json::to_writer(&mut *out, &report)?;
         writeln!(out)?;
@@ -38,8 +57,92 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// What runs and services depend on beside this machine: the state directory, the upstream and the forge.
+fn depended_on(matches: &ArgMatches, args: &Args) -> anyhow::Result<Vec<Finding>> {
+    let variable = |name: &str| env::var(name).ok();
+    let config = flags::read(settings(), matches, variable)?;
+    let is_told = |name: &str| {
+        flags::given(settings(), matches, variable)
+            .is_ok_and(|given| given.iter().any(|(given, _)| *given == name))
+    };
+    let has_key = !config.upstream.api_key.is_empty();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let is_configured =
+        has_key || is_told("LITELLM_HOST") || flags::config_file(matches, variable).is_some();
+    let upstream = if is_configured {
+        runtime.block_on(upstream(&config.upstream, has_key))
+    } else {
+        probe::warn(
+            "upstream",
+            "not asked: no upstream is named",
+            "set LITELLM_HOST and LITELLM_MASTER_KEY to have it tried",
+        )
+    };
+    let forge = match args.relay.clone().access(&variable) {
+        Ok(None) => {
+            probe::ok("forge", "no credential, so nothing is pushed there; GITHUB_TOKEN gives one")
+        }
+        Ok(Some(access)) => match runtime.block_on(access.credential.check(&access.api)) {
+            Ok(()) => probe::ok("forge", format!("{} accepts the credential", access.api)),
+            Err(error) => {
+                probe::missing("forge", error.to_string(), "see GITHUB_TOKEN and GITHUB_API_URL")
+            }
+        },
+        Err(error) => {
+            probe::missing("forge", format!("{error:#}"), "see GITHUB_TOKEN and GITHUB_API_URL")
+        }
+    };
+    Ok(vec![state(&args.relay.state_path()), upstream, forge])
+}
+
+/// Whether the state directory can be used. One that is not there yet is made when it is needed.
+fn state(path: &Path) -> Finding {
+    let shown = path.display();
+    match private_dir::check(path) {
+        Ok(()) if access(path, Access::WRITE_OK).is_err() => probe::missing(
+            "state directory",
+            format!("this user may not write to `{shown}`"),
+            "run as its owner, or name another with `--state-dir`",
+        ),
+        Ok(()) => probe::ok("state directory", format!("{shown}")),
+        Err(_) if !path.exists() => probe::ok(
+            "state directory",
+            format!("{shown} is not there yet, and is made when it is needed"),
+        ),
+        Err(error) => probe::missing(
+            "state directory",
+            error.to_string(),
+            "nothing that it keeps can be trusted before that is put right",
+        ),
+    }
+}
+
+async fn upstream(config: &upstream::Config, has_key: bool) -> Finding {
+    let url = &config.url;
+    match upstream::check::probe(config).await {
+        Ok(()) if has_key => probe::ok("upstream", format!("{url} answers, and accepts the key")),
+        Ok(()) => probe::warn(
+            "upstream",
+            format!("{url} answers"),
+            "set LITELLM_MASTER_KEY to have the key tried",
+        ),
+        Err(ProbeError::KeyRefused(_)) if !has_key => probe::warn(
+            "upstream",
+            format!("{url} answers"),
+            "set LITELLM_MASTER_KEY to have the key tried",
+        ),
+        Err(error) => probe::missing("upstream", format!("{url}: {}", error.found()), error.hint()),
+    }
+}
+
+/// What says where the upstream is.
+fn settings() -> impl Iterator<Item = &'static Setting> {
+    let names = ["LITELLM_HOST", "LITELLM_MASTER_KEY", "UPSTREAM_KIND", "UPSTREAM_CA_FILE"];
+    SETTINGS.iter().filter(move |setting| names.contains(&setting.name))
+}
+
 fn look(args: &Args) -> anyhow::Result<Facts> {
-    let init = init(args.init.clone(), args.state.path())?;
+    let init = init(args.init.clone(), args.relay.state_path())?;
     let runtime_dir = env::var_os("XDG_RUNTIME_DIR");
     let facts = machine::look(&args.places.run_dir, init, runtime_dir.as_deref().map(Path::new));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -64,6 +167,10 @@ pub fn print(report: &Report, out: &mut impl Write) -> anyhow::Result<()> {
         (false, true) => "the driver `embedded` enforces everything",
         (false, false) => "no driver enforces everything",
     };
-    writeln!(out, "{summary}")?;
+    let has_driver = report.drivers.docker || report.drivers.embedded;
+    let rest = if has_driver && !report.ok { "; put right what is missing above" } else { "" };
+    writeln!(out, "{summary}{rest}")?;
     Ok(())
 }
+
+const ABOUT: &str = "Say what this machine can enforce and reach, and how to get the rest";

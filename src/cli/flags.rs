@@ -1,6 +1,8 @@
 //! Flags made from the table of settings, and the configuration made from them.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches};
@@ -78,6 +80,31 @@ pub fn time(given: &str) -> Result<Duration, &'static str> {
     let time = humantime::parse_duration(given);
     let time = time.map_err(|_| "give a time, such as 30s, 5m or 1h 30m")?;
     if time <= LONGEST { Ok(time) } else { Err("give a hundred years at most") }
+}
+
+/// A whole number, whose type says how large it may be.
+///
+/// # Errors
+/// It is none, or too large.
+pub fn count<T: FromStr>(given: &str) -> Result<T, &'static str> {
+    given.parse().map_err(|_| "give a whole number, such as 20")
+}
+
+/// A number of processors, of which a part may be meant.
+///
+/// # Errors
+/// It is none.
+pub fn processors(given: &str) -> Result<f64, &'static str> {
+    const RULE: &str = "give a number of processors, such as 2 or 0.5";
+    given.parse().ok().filter(|count: &f64| count.is_finite() && *count > 0.0).ok_or(RULE)
+}
+
+/// An address and a port to listen on.
+///
+/// # Errors
+/// It is none.
+pub fn address(given: &str) -> Result<SocketAddr, &'static str> {
+    given.parse().map_err(|_| "give an IP address and a port, such as 127.0.0.1:4000")
 }
 
 /// The file with further settings, if one was given.

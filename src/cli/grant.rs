@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Subcommand;
 use serde_json::{Value, json};
 
 use super::relay::StateDir;
+use super::run::Agents;
 use crate::base::db::Database;
 use crate::budget::{Limits, Nanodollars, Tokens};
-use crate::config::Config;
-use crate::grant::{self, Access, Error, Grant, Grants, Pattern, Terms};
+use crate::config::{Config, Serve};
+use crate::grant::{self, Access, Grant, Grants, Invalid, Pattern, Terms};
 use crate::journal::{self, Caps, Journal, Spending, Standing};
+use crate::relay::repository::Repository;
 
 /// Where the service has them.
 #[derive(Debug, clap::Args)]
@@ -102,12 +104,15 @@ pub struct Mint {
     ttl: Option<Duration>,
 
     /// Runs that it may have at the same time
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u32>)]
     max_runs: Option<u32>,
 
     /// The grant and its token as JSON, in place of the token alone
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    catalog: Agents,
 
     #[command(flatten)]
     budget: Budget,
@@ -121,11 +126,11 @@ pub struct Mint {
 #[command(next_help_heading = "What one run may spend at most")]
 struct Budget {
     /// Calls that make a model generate
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u64>)]
     max_turns: Option<u64>,
 
     /// Tokens in and out together
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u64>)]
     max_total_tokens: Option<u64>,
 
     /// Money, by the price table
@@ -156,12 +161,12 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         match command {
             Command::Mint(wanted) => mint(*wanted, out).await?,
-            Command::List { place, all, json } => list(&open(&place)?, all, json, out).await?,
+            Command::List { place, all, json } => list(&find(&place)?, all, json, out).await?,
             Command::Show { place, id } => {
                 writeln!(out, "{:#}", show(&place, &id).await?)?;
             }
             Command::Revoke { place, id, cancel_runs } => {
-                let grants = open(&place)?;
+                let grants = find(&place)?;
                 let grant = if cancel_runs {
                     grants.revoke_with_runs(&id).await?
                 } else {
@@ -196,12 +201,14 @@ async fn mint(wanted: Mint, out: &mut impl Write) -> anyhow::Result<()> {
         max_cost_usd_per_day,
     };
     // Before the file is made: who asks for nonsense should leave nothing.
-    terms.check().map_err(Error::from)?;
+    terms.check().map_err(flagged)?;
     if wanted.ttl.is_some_and(|ttl| ttl.is_zero() || ttl > MAX_TTL) {
         bail!("--ttl is from 1s to 10y; leave it out for a grant that does not end by itself");
     }
     let now = SystemTime::now();
     let expires = wanted.ttl.map(|ttl| now + ttl);
+    check_agents(&terms.agents, &wanted.catalog, &place)?;
+    check_repositories(&terms.repositories)?;
     let (grant, token) = open(&place)?.mint(&name, terms, expires).await?;
     if wanted.json {
         let mut all = described(&grant, now);
@@ -237,7 +244,7 @@ async fn list(grants: &Grants, all: bool, json: bool, out: &mut impl Write) -> a
 }
 
 async fn show(place: &Place, id: &str) -> anyhow::Result<Value> {
-    let grant = open(place)?.show(id).await?;
+    let grant = find(place)?.show(id).await?;
     let mut all = described(&grant, SystemTime::now());
     let Terms { max_cost_usd_total: total, max_cost_usd_per_day: per_day, .. } = grant.terms;
     let caps = Caps { total, per_day };
@@ -266,6 +273,73 @@ fn money(caps: &Caps, standing: &Standing) -> Value {
     })
 }
 
+/// What is wrong with terms, with the flag that mends it.
+fn flagged(invalid: Invalid) -> anyhow::Error {
+    let flag = match invalid {
+        Invalid::Access => "--access",
+        Invalid::Agents => "--agent NAME",
+        Invalid::Accounts => "--account ACCOUNT",
+        Invalid::Sandbox => "--allow-sandbox",
+        Invalid::MaxRuns => "--max-runs",
+        Invalid::Cap => "--max-cost-usd-total, --max-cost-usd-per-day",
+        Invalid::Repositories => "--repo",
+        Invalid::Name => "--name",
+    };
+    anyhow!("{invalid} (`{flag}`)")
+}
+
+/// Checks that each pattern names an agent of the catalog that the service has.
+fn check_agents(patterns: &[Pattern], given: &Agents, place: &Place) -> anyhow::Result<()> {
+    let serve = place.serve()?;
+    let catalog = given.catalog_of(serve.and_then(|serve| serve.agents_dir))?;
+    let known: Vec<_> = catalog.entries().map(|entry| entry.name.as_str()).collect();
+    let is_known = |pattern: &&Pattern| known.iter().any(|name| pattern.matches(name));
+    let Some(unknown) = patterns.iter().find(|pattern| !is_known(pattern)) else { return Ok(()) };
+    bail!(
+        "`--agent {unknown}` names no agent of the catalog, which has `{}`; give one of them or `*`, or name the \
+         service's catalog with `--agents-dir`",
+        known.join("`, `")
+    )
+}
+
+/// Checks that each pattern can name a repository, or all of an owner's, of a host's or all there are.
+fn check_repositories(patterns: &[Pattern]) -> anyhow::Result<()> {
+    let is_sound = |pattern: &&Pattern| {
+        let text = pattern.as_str();
+        let Some(beginning) = text.strip_suffix('*') else {
+            // The service compares it with the one spelling that every URL has there.
+            return Repository::parse(text).is_ok_and(|found| {
+                found.clone_url().trim_end_matches(".git") == text.trim_end_matches(".git")
+            });
+        };
+        let has_scheme =
+            ["https://", "http://", "file:///"].iter().any(|s| beginning.starts_with(s));
+        beginning.is_empty() || has_scheme
+    };
+    let Some(malformed) = patterns.iter().find(|pattern| !is_sound(pattern)) else {
+        return Ok(());
+    };
+    let hint = match Repository::parse(malformed.as_str()) {
+        Ok(meant) => format!("give `{}`", meant.clone_url().trim_end_matches(".git")),
+        Err(_) => {
+            "give `https://HOST/OWNER/NAME`, `https://HOST/OWNER/*` or `file:///PATH`".to_owned()
+        }
+    };
+    bail!("`--repo {malformed}` names no repository; {hint}")
+}
+
+/// The grants that there are. To look at them is not to make a place for them.
+fn find(place: &Place) -> anyhow::Result<Grants> {
+    let file = place.path()?.join("state.db");
+    if !file.exists() {
+        bail!(
+            "there are no grants here: there is no `{}`; see `--state-dir`, or make one with `cogni-gateway grant mint`",
+            file.display()
+        );
+    }
+    open(place)
+}
+
 fn open(place: &Place) -> anyhow::Result<Grants> {
     Ok(Grants::new(Database::open(&place.path()?.join("state.db"), &[grant::SCHEMA])?))
 }
@@ -276,9 +350,13 @@ impl Place {
         if let Some(given) = self.state.given() {
             return Ok(given);
         }
+        Ok(self.serve()?.unwrap_or_default().state_dir())
+    }
+
+    /// The settings of the service, where its file is given.
+    fn serve(&self) -> anyhow::Result<Option<Serve>> {
         let file = self.config.as_deref().filter(|file| !file.as_os_str().is_empty());
-        let serve = file.map(Config::read).transpose()?.and_then(|config| config.serve);
-        Ok(serve.unwrap_or_default().state_dir())
+        Ok(file.map(Config::read).transpose()?.and_then(|config| config.serve))
     }
 }
 

@@ -26,11 +26,15 @@ enum Order {
 }
 
 impl Log {
-    /// Readable on a terminal, JSON for machines if `LOG_FORMAT=json`.
-    pub(super) fn start(level: &str) -> io::Result<Self> {
+    /// Readable on a terminal, JSON for machines if `LOG_FORMAT=json`. What a flag asks for wins over `LOG`, and both
+    /// over what the command logs by default.
+    pub(super) fn start(asked: Option<&str>, level: &str) -> io::Result<Self> {
         let (lines, orders) = sync_channel(MAX_LINES);
         thread::Builder::new().name("log".to_owned()).spawn(move || write(&orders))?;
-        let filter = EnvFilter::try_from_env("LOG").unwrap_or_else(|_| filter_at(level));
+        let filter = match asked {
+            Some(asked) => filter_at(asked),
+            None => EnvFilter::try_from_env("LOG").unwrap_or_else(|_| filter_at(level)),
+        };
         let writer = Lines(lines.clone());
         let log = tracing_subscriber::fmt().with_env_filter(filter);
         let log = log.with_writer(move || writer.clone());

@@ -22,7 +22,7 @@ use crate::provider::{Provider, Script, script};
 #[command(after_long_help = after_help())]
 pub struct Args {
     /// Address to listen on; port 0 takes a free one.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = crate::cli::flags::address)]
     pub listen: SocketAddr,
 
     /// How to answer, as in `chunks=100,interval=20ms`; requests may turn knobs in their model's name.

@@ -157,7 +157,7 @@ fn show_all(
     json: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let (outbox, state) = (open(state)?, state.path());
+    let (outbox, flag, state) = (open(state)?, state.flag(), state.path());
     let desks = outbox.desks()?.into_iter().map(|desk| Seen::look(desk, &state));
     let desks: Vec<_> = desks.collect::<Result<_, _>>()?;
     let jobs = outbox.list(false)?;
@@ -166,8 +166,8 @@ fn show_all(
         desks.iter().try_for_each(|seen| write_json(&seen.told(), out))?;
         shown.iter().try_for_each(|job| write_json(&Delivered::of(job, &state), out))?;
     } else {
-        desks.iter().try_for_each(|seen| show_desk(seen, out))?;
-        shown.iter().try_for_each(|job| show(job, &state, out))?;
+        desks.iter().try_for_each(|seen| show_desk(seen, &flag, out))?;
+        shown.iter().try_for_each(|job| show(job, &state, &flag, out))?;
         if shown.is_empty() && desks.is_empty() {
             writeln!(out, "everything is delivered")?;
         }
@@ -281,7 +281,7 @@ fn open(state: &StateDir) -> anyhow::Result<Outbox> {
     Ok(Outbox::open(&path)?)
 }
 
-fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+fn show(job: &Job, state: &Path, flag: &str, out: &mut impl Write) -> anyhow::Result<()> {
     let Job { id, step, order, error, .. } = job;
     let (repository, branch, run) = (&order.repository, order.branch(), &order.facts.run);
     writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
@@ -295,24 +295,27 @@ fn show(job: &Job, state: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     if audit.exists() {
         writeln!(out, "    {}", audit.display())?;
     }
-    let apply = if job.can_be_applied() { format!("apply {id} | ") } else { String::new() };
-    match step {
-        Step::Done => (),
-        Step::Held | Step::Failed if !job.can_be_retried() => {
-            writeln!(out, "    cogni-gateway relay {apply}discard {id}")?;
-        }
-        Step::Held => {
-            writeln!(
-                out,
-                "    cogni-gateway relay {apply}retry [--new-rules] {id} | discard {id}"
-            )?;
-        }
-        Step::Failed => {
-            writeln!(out, "    cogni-gateway relay {apply}retry {id} | discard {id}")?;
-        }
-        _ => show_due(job.due, out)?,
-    }
-    Ok(())
+    let retried: &[&str] = match step {
+        Step::Done => return Ok(()),
+        Step::Held | Step::Failed if !job.can_be_retried() => &[],
+        Step::Held => &["retry", "retry --new-rules"],
+        Step::Failed => &["retry"],
+        _ => return Ok(show_due(job.due, out)?),
+    };
+    let applied = job.can_be_applied().then_some("apply");
+    let commands = applied.into_iter().chain(retried.iter().copied()).chain(["discard"]);
+    show_commands(commands, id, flag, out)
+}
+
+/// Shows the lines that somebody can paste.
+fn show_commands<'c>(
+    mut commands: impl Iterator<Item = &'c str>,
+    id: &str,
+    flag: &str,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    Ok(commands
+        .try_for_each(|command| writeln!(out, "    cogni-gateway relay {command} {id}{flag}"))?)
 }
 
 fn show_due(due: SystemTime, out: &mut impl Write) -> io::Result<()> {
@@ -322,7 +325,7 @@ fn show_due(due: SystemTime, out: &mut impl Write) -> io::Result<()> {
     }
 }
 
-fn show_desk(seen: &Seen, out: &mut impl Write) -> anyhow::Result<()> {
+fn show_desk(seen: &Seen, flag: &str, out: &mut impl Write) -> anyhow::Result<()> {
     let Seen { desk, goes_on } = seen;
     let Desk { id, plan, workspace, left, due, .. } = desk;
     let (repository, branch, run) = (&plan.repository, &plan.state.branch, &plan.facts.run);
@@ -335,12 +338,12 @@ fn show_desk(seen: &Seen, out: &mut impl Write) -> anyhow::Result<()> {
             if let Some(due) = due {
                 show_due(*due, out)?;
             }
-            writeln!(out, "    cogni-gateway relay retry {id} | discard {id}")?;
+            show_commands(["retry", "discard"].into_iter(), id, flag, out)?;
         }
         None if *goes_on => writeln!(out, "    its run goes on")?,
         None => {
             writeln!(out, "    {GONE}")?;
-            writeln!(out, "    cogni-gateway relay retry {id}")?;
+            show_commands(["retry"].into_iter(), id, flag, out)?;
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! `cogni-gateway run`: one run in a sandbox, with its gateway in this process.
 
+mod help;
 mod progress;
 mod repository;
 pub mod shown;
@@ -21,16 +22,19 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use help::{ABOUT, EXAMPLE, USAGE, section};
 use progress::Follower;
 use shown::{Place, Shown};
 
 use super::relay::Keys;
-use super::{flags, without_values};
+use super::{WRONG_USE, flags, without_values};
 use crate::catalog::{Catalog, Stream};
 use crate::config::{Admin, Config, SETTINGS, Setting};
 use crate::observe::access_log::Destination;
 use crate::runner::delivery::Relayed;
-use crate::runner::{self, Host, Llm, MODEL, Maker, Order, Prepared, Reins, Request, RunResult};
+use crate::runner::{
+    self, ErrorCode, Host, Llm, MODEL, Maker, Order, Prepared, Reins, Request, RunResult,
+};
 use crate::sandbox::output::Output;
 use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
 use crate::sandbox::{First, UserRange};
@@ -42,9 +46,17 @@ pub fn command() -> Command {
 }
 
 fn arguments(command: Command) -> Command {
-    let command = command.override_usage(USAGE).after_help(EXAMPLE).args(flags::of(settings()));
-    without_values(<Args as clap::Args>::augment_args(command))
+    let command = command.override_usage(USAGE).after_help(EXAMPLE);
+    // What a newcomer needs first comes first.
+    let mut gateway: Vec<_> = flags::of(settings()).collect();
+    gateway.sort_by_key(|arg| help::rank(arg.get_id().as_str()));
+    let command = <Args as clap::Args>::augment_args(command).args(gateway);
+    without_values(command)
         .about(ABOUT)
+        .mut_args(|arg| match section(arg.get_id().as_str()) {
+            Some(section) => arg.help_heading(section),
+            None => arg,
+        })
         .mut_arg("RUN_ID", |arg| arg.help("The run's id [default: a new one] [env: RUN_ID]"))
         .mut_arg("ACCESS_LOG_PATH", |arg| {
             arg.help("The access log, a file [default: off] [env: ACCESS_LOG_PATH]")
@@ -114,11 +126,11 @@ struct Args {
     max_memory: Option<Size>,
 
     /// Processes and threads [default: 256]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = flags::count::<u32>)]
     pids: Option<u32>,
 
     /// Processors [default: 1]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = flags::processors)]
     cpus: Option<f64>,
 
     /// What the result keeps of each of stdout and stderr [default: 1m]
@@ -145,6 +157,10 @@ struct Args {
     #[arg(long, value_name = "FIRST-LAST", env = "COGNI_UIDS", default_value_t)]
     uids: UserRange,
 
+    /// The user of this machine that the sandbox runs as, such as the owner of a workspace to write [default: one of `--uids`]
+    #[arg(long, value_name = "UID", value_parser = user, conflicts_with = "uids")]
+    uid: Option<UserRange>,
+
     #[command(flatten)]
     places: Places,
 
@@ -166,8 +182,13 @@ pub(super) struct Agents {
 
 impl Agents {
     pub(super) fn catalog(&self) -> anyhow::Result<Catalog> {
-        match &self.agents_dir {
-            Some(directory) => Ok(Catalog::load(directory)?),
+        self.catalog_of(None)
+    }
+
+    /// The catalog, by a directory that a file names where no other is given.
+    pub(super) fn catalog_of(&self, in_file: Option<PathBuf>) -> anyhow::Result<Catalog> {
+        match self.agents_dir.clone().or(in_file) {
+            Some(directory) => Ok(Catalog::load(&directory)?),
             None => Ok(Catalog::builtin()),
         }
     }
@@ -239,6 +260,7 @@ impl When {
 /// delivered.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
+    runner::check_run_dir(&order.run_dir)?;
     let progress = matches.get_one("progress").copied().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
@@ -263,6 +285,9 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             Ok(match (result.ok, is_delivered) {
                 (true, true) => ExitCode::SUCCESS,
                 (true, false) => ExitCode::from(UNDELIVERED),
+                (false, _) if result.error_code.is_some_and(ErrorCode::is_before_start) => {
+                    ExitCode::from(WRONG_USE)
+                }
                 (false, _) => ExitCode::FAILURE,
             })
         };
@@ -365,7 +390,8 @@ fn asked(
         }),
     };
     let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
-    let (repository, given, uids) = (args.repository.clone(), args.init.clone(), args.uids);
+    let (repository, given) = (args.repository.clone(), args.init.clone());
+    let uids = args.uid.unwrap_or(args.uids);
     let Places { docker_socket, run_dir } = args.places.clone();
     let catalog = args.agents.catalog()?;
     let request = args.request()?.over(file);
@@ -377,7 +403,17 @@ fn asked(
     if proxy.is_some() && !matches!(asked, Asked::Nothing) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }
-    Ok((Order { proxy, ..request.order(config, host, &catalog)? }, asked))
+    let order = Order { proxy, ..request.order(config, host, &catalog)? };
+    // The agent would be paid for work in a workspace that has nothing of the repository in it.
+    if matches!(asked, Asked::Skipped)
+        && matches!(order.spec.workspace, Workspace::None | Workspace::Fresh)
+    {
+        bail!(
+            "`--repo` is given without a key for its branch, and without it the workspace would stay empty; name the \
+             branch with `--branch-key KEY` or `--work-item KEY`, or give the files with `--workspace DIR`"
+        );
+    }
+    Ok((order, asked))
 }
 
 impl Args {
@@ -507,6 +543,11 @@ fn stderr() -> io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(File::from(io::stderr().as_fd().try_clone_to_owned()?)))
 }
 
+fn user(given: &str) -> Result<UserRange, &'static str> {
+    let user = given.parse().ok().filter(|range: &UserRange| range.single().is_some());
+    user.ok_or("give the number of one user, from 1 to 2147483647, such as 1000")
+}
+
 fn variable(given: &str) -> Result<(String, String), String> {
     let (name, value) = given.split_once('=').ok_or("give NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
@@ -517,24 +558,3 @@ const UNDELIVERED: u8 = 3;
 
 /// How often a long run looks for what others have left.
 const SWEEP_EVERY: Duration = Duration::from_mins(5);
-
-const ABOUT: &str = "Run one program or agent in a sandbox, with the gateway as its only way out";
-
-const USAGE: &str = "\
-cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]...
-       cogni-gateway run --agent sandbox:agent --message TEXT --model NAME [OPTIONS]
-       cogni-gateway run --spec FILE [OPTIONS]";
-
-const EXAMPLE: &str = "\
-What the program prints is shown on standard error as it comes; standard output has the result, one
-JSON object, and nothing else. Exit status: 0 the run was ok, 1 it was not, or its result could not
-be written, 2 it could not begin: wrong use, or what it needs was not there, 3 it was ok, and its
-work is not delivered: not at its branch, or its pull request or statement is still to come (see
-`cogni-gateway relay status`).
-
-The gateway's settings are those of `cogni-gateway proxy`, with the same flags and variables. The
-run has no operator's socket: SIGTERM, SIGINT and SIGHUP cancel it.
-
-Example:
-  cogni-gateway run --image agent:1 --workspace ./task:rw --max-runtime 5m --max-turns 20 \\
-    --billing-account-id acct-1 --litellm-master-key-file /run/secrets/litellm -- python3 /agent.py";

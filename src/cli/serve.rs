@@ -3,8 +3,6 @@
 mod given;
 mod reload;
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,6 +20,7 @@ use crate::api::{Api, Limits, Listener, Proofs, Shares, Turns};
 use crate::app::{self, Seats, ServerSignals};
 use crate::base::db::Database;
 use crate::base::drain::Drain;
+use crate::base::private_dir;
 use crate::billing::{self, Books};
 use crate::catalog::available::{Availability, MAX_AGE, Machine};
 use crate::config::{SETTINGS, Setting};
@@ -30,6 +29,7 @@ use crate::git;
 use crate::grant::{self, Grants};
 use crate::journal::{self, Journal};
 use crate::relay;
+use crate::runner;
 use crate::supervisor::{Lock, Parts, Settings, Supervisor};
 
 pub use given::Given;
@@ -201,10 +201,9 @@ fn is_without_git(error: &anyhow::Error) -> bool {
 
 /// Where runs have their directories. Others may pass through, and see nothing.
 fn make(run_dir: &Path) -> anyhow::Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o711).create(run_dir);
-    made.with_context(|| {
-        format!("`serve.run_dir` is `{}`, which cannot be made", run_dir.display())
-    })
+    let unusable = || format!("`serve.run_dir` is `{}`, which cannot be used", run_dir.display());
+    private_dir::make(run_dir, 0o711).with_context(unusable)?;
+    runner::check_run_dir(run_dir).with_context(unusable)
 }
 
 /// What this machine has for agents.

@@ -3,6 +3,10 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::bail;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, FromArgMatches};
+
 use super::run::Places;
 use crate::runner::sweep::{Engine, Fate, Found, Kind, Sweep, Swept};
 
@@ -21,12 +25,22 @@ pub struct Args {
 }
 
 /// Exit status 1 where something is still left behind, or could not be looked at.
-pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let args = Args::from_arg_matches(matches)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Places { docker_socket, run_dir } = args.places.clone();
     let socket = docker_socket.display().to_string();
     let sweep = Sweep { docker_socket, run_dir, apply: args.apply, all: args.all };
+    let is_named = matches.value_source("run_dir") == Some(ValueSource::CommandLine);
+    let is_missing = is_named && !sweep.run_dir.exists();
     let Swept { found, engine } = runtime.block_on(sweep.sweep())?;
+    // After a reboot only the engine may still have something of a directory's runs.
+    if is_missing && found.is_empty() {
+        bail!(
+            "run directory `{}` is not there, and no container is of its runs; give the `--run-dir` that the runs had",
+            sweep.run_dir.display()
+        );
+    }
     for Found { kind, name, fate } in &found {
         let kind = match kind {
             Kind::Container => "container",

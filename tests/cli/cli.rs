@@ -3,6 +3,7 @@
 mod admin;
 mod help;
 mod log;
+mod messages;
 mod output;
 mod relay;
 
@@ -23,119 +24,10 @@ use crate::support::provider;
 
 /// G2: the help is read once, by a person.
 #[test]
-#[expect(clippy::too_many_lines, reason = "so long is the help")]
 fn the_help_names_every_setting() {
     let (code, help, _) = cogni(&["proxy", "--help"], &[]);
     assert_eq!(code, 0);
-    insta::assert_snapshot!(help, @r"
-    Serve one run on a unix socket
-
-    Usage: cogni-gateway proxy [OPTIONS]
-
-    Options:
-          --config <FILE>
-              A TOML file with further settings [env: CONFIG]
-          --socket-path <PATH>
-              The run's socket [env: SOCKET_PATH]
-          --socket-mode <OCTAL>
-              Its permissions [default: 0600] [env: SOCKET_MODE]
-          --socket-owner <UID[:GID]>
-              Its owner, where we may set one [env: SOCKET_OWNER]
-          --socket-require-uid <UID,…>
-              Whose processes may connect [default: anyone's] [env: SOCKET_REQUIRE_UID]
-          --run-id <ID>
-              The run that is served [env: RUN_ID]
-          --attempt <ID>
-              The run's attempt [default: 0] [env: ATTEMPT]
-          --billing-account-id <ID>
-              Who pays; LiteLLM's end user [env: BILLING_ACCOUNT_ID]
-          --litellm-metadata-json <JSON>
-              More for LiteLLM's spend logs: graph_id, existing_trace_id, session_id, trace_user_id
-              [env: LITELLM_METADATA_JSON]
-          --traceparent <TRACEPARENT>
-              The span that the run is part of [default: none, or the trace existing_trace_id] [env:
-              TRACEPARENT]
-          --litellm-host <HOST:PORT|URL>
-              The upstream [default: litellm:4000] [env: LITELLM_HOST]
-          --litellm-master-key-file <PATH>
-              File with the upstream's key [env: LITELLM_MASTER_KEY or LITELLM_MASTER_KEY_FILE]
-          --upstream-kind <KIND>
-              litellm, openai or anthropic [default: litellm] [env: UPSTREAM_KIND]
-          --upstream-ca-file <PATH>
-              PEM file of authorities to trust instead of the system's [env: UPSTREAM_CA_FILE]
-          --models <NAME,…>
-              Models that may be used [default: any] [env: MODELS]
-          --capabilities <NAME,…>
-              What providers may do for the run, such as web_search [default: nothing] [env:
-              CAPABILITIES]
-          --unknown-fields <POLICY>
-              reject, drop or pass what is not known in a body [default: drop] [env: UNKNOWN_FIELDS]
-          --max-turns <COUNT>
-              Calls that make a model generate [env: MAX_TURNS]
-          --max-total-tokens <COUNT>
-              Tokens in and out together [env: MAX_TOTAL_TOKENS]
-          --max-input-tokens <COUNT>
-              Tokens that models read [env: MAX_INPUT_TOKENS]
-          --max-output-tokens <COUNT>
-              Tokens that models write [env: MAX_OUTPUT_TOKENS]
-          --max-cost-usd <DOLLARS>
-              Money, by the price table [env: MAX_COST_USD]
-          --max-concurrent <COUNT>
-              Calls open at the same time [env: MAX_CONCURRENT]
-          --requests-per-minute <COUNT>
-              Calls a minute [env: REQUESTS_PER_MINUTE]
-          --tokens-per-minute <COUNT>
-              Tokens a minute [env: TOKENS_PER_MINUTE]
-          --run-deadline-seconds <SECONDS>
-              How long the run may last [env: RUN_DEADLINE_SECONDS]
-          --prices-file <PATH>
-              The price table [default: the built-in one] [env: PRICES_FILE]
-          --unknown-price <POLICY>
-              reject or tokens_only: a model without a price, in a run with MAX_COST_USD [default:
-              reject] [env: UNKNOWN_PRICE]
-          --audit-log-path <PATH>
-              The audit log [default: none] [env: AUDIT_LOG_PATH]
-          --audit-durability <POLICY>
-              os, group or fsync: what survives what [default: os] [env: AUDIT_DURABILITY]
-          --audit-signing-key-file <PATH>
-              File with the Ed25519 seed that signs the audit's checkpoints, hex or base64 [env:
-              AUDIT_SIGNING_KEY or AUDIT_SIGNING_KEY_FILE]
-          --allow-budget-reset <BOOL>
-              Whether budgets may go without an audit log [default: false] [env: ALLOW_BUDGET_RESET]
-          --access-log-path <PATH>
-              The access log; `-` is standard output, `off` is none [default: -] [env: ACCESS_LOG_PATH]
-          --metrics-addr <IP:PORT>
-              Where Prometheus scrapes [default: off] [env: METRICS_ADDR]
-          --otel-exporter-otlp-endpoint <URL>
-              The OpenTelemetry collector that is sent spans, over HTTP [default: none] [env:
-              OTEL_EXPORTER_OTLP_ENDPOINT]
-          --otel-exporter-otlp-headers-file <PATH>
-              File with what is sent to the collector, name=value,… [env: OTEL_EXPORTER_OTLP_HEADERS or
-              OTEL_EXPORTER_OTLP_HEADERS_FILE]
-          --otel-service-name <NAME>
-              Who we are in spans [default: cogni-gateway] [env: OTEL_SERVICE_NAME]
-          --otel-traces-sampler-arg <SHARE>
-              How many of the runs without a TRACEPARENT are traced [default: 1.0] [env:
-              OTEL_TRACES_SAMPLER_ARG]
-          --admin-socket-path <PATH>
-              The operator's socket [default: none] [env: ADMIN_SOCKET_PATH]
-          --workers <COUNT>
-              Threads that serve connections [default: 1] [env: WORKERS]
-          --drain-timeout-seconds <SECONDS>
-              How long open calls may go on after SIGTERM [default: 8] [env: DRAIN_TIMEOUT_SECONDS]
-      -h, --help
-              Print help
-
-    A flag wins over its variable, a variable over the file. Arguments are visible to every process, so
-    a secret is given as a variable or as the path of its file.
-
-    SIGHUP reads the file again: policy, budget and prices change at once, or not at all.
-
-    Example:
-      RUN_ID=run-1 BILLING_ACCOUNT_ID=acct-1 LITELLM_MASTER_KEY_FILE=/run/secrets/litellm \
-      cogni-gateway proxy --litellm-host litellm:4000 --max-turns 50 \
-        --audit-log-path /var/log/run-1.jsonl
-    ");
+    insta::assert_snapshot!(help);
 }
 
 /// G2: wrong use ends with 2 and says what is wrong.
@@ -154,7 +46,7 @@ fn wrong_use_is_explained() {
 
     For more information, try '--help'.
     ");
-    insta::assert_snapshot!(wrong(&["proxy"], &[]), @"2: error: `RUN_ID` is not set; every call is recorded and billed under it");
+    insta::assert_snapshot!(wrong(&["proxy"], &[]), @"2: error: `RUN_ID` is not set, and every call is recorded and billed under it; give `--run-id ID`");
     insta::assert_snapshot!(wrong(&["proxy"], &[("RUN_ID", "r"), ("MAX_TURNS", "some")]), @"2: error: `MAX_TURNS` is `some`; give a whole number");
     insta::assert_snapshot!(wrong(&["health", "--socket-path", "/nowhere/llm.sock"], &[]), @"1: error: nothing answers on `/nowhere/llm.sock`: No such file or directory (os error 2)");
 }

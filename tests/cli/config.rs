@@ -178,8 +178,8 @@ fn what_is_missing_is_named() {
         given.variables.remove(name);
         given.error()
     };
-    insta::assert_snapshot!(without("RUN_ID"), @"`RUN_ID` is not set; every call is recorded and billed under it");
-    insta::assert_snapshot!(without("BILLING_ACCOUNT_ID"), @"`BILLING_ACCOUNT_ID` is not set; LiteLLM bills it as the end user");
+    insta::assert_snapshot!(without("RUN_ID"), @"`RUN_ID` is not set, and every call is recorded and billed under it; give `--run-id ID`");
+    insta::assert_snapshot!(without("BILLING_ACCOUNT_ID"), @"`BILLING_ACCOUNT_ID` is not set, and LiteLLM bills it as the end user; give `--billing-account-id ID`");
     insta::assert_snapshot!(without("LITELLM_MASTER_KEY"), @"`LITELLM_MASTER_KEY` is not set; give the upstream's key there, or its file in `LITELLM_MASTER_KEY_FILE`");
 }
 

@@ -234,7 +234,7 @@ fn this_machine_is_looked_at() {
         .map(Option::unwrap)
         .filter(|name| !["podman", "buffers of sockets"].contains(name))
         .collect();
-    insta::assert_snapshot!(names.join(", "), @"kernel, cgroups, user namespaces, seccomp, landlock, inotify, limits of a user, core dumps, driver embedded, driver docker, cogni-init, git, space");
+    insta::assert_snapshot!(names.join(", "), @"kernel, cgroups, user namespaces, seccomp, landlock, inotify, limits of a user, core dumps, driver embedded, driver docker, cogni-init, git, space, state directory, upstream, forge");
     let (again, text) = doctor(&nowhere);
     assert_eq!(again, status);
     let (first, kernel) = (text.lines().next().unwrap(), &report["findings"][0]["found"]);

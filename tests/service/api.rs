@@ -12,6 +12,7 @@ mod operate;
 mod refusal;
 mod reload;
 mod run;
+mod shell;
 mod tenants;
 mod trace;
 

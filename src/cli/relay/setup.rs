@@ -8,7 +8,9 @@ use http::Uri;
 use http::uri::Scheme;
 
 use crate::audit;
+use crate::base::private_dir;
 use crate::base::secret::Secret;
+use crate::cli::run::shown::quoted;
 use crate::config::default_state;
 use crate::delivery::{Access, Known, Relay, Settings};
 use crate::forge::credential::{App, Credential};
@@ -98,12 +100,31 @@ impl StateDir {
     pub fn path(&self) -> PathBuf {
         self.state_dir.clone().unwrap_or_else(default_state)
     }
+
+    /// Returns what a command that is printed for pasting needs, so that it looks at the same place: nothing where that is
+    /// the default.
+    pub fn flag(&self) -> String {
+        let given = self.state_dir.as_ref();
+        given.map_or_else(String::new, |path| {
+            format!(" --state-dir {}", quoted(&path.to_string_lossy()))
+        })
+    }
 }
 
 impl Setup {
     /// Where it is told to keep what outlives a run.
     pub fn state_dir(&self) -> Option<PathBuf> {
         self.state.state_dir.clone()
+    }
+
+    /// Where it keeps what outlives a run.
+    pub fn state_path(&self) -> PathBuf {
+        self.state.path()
+    }
+
+    /// As [`StateDir::flag`].
+    pub fn state_flag(&self) -> String {
+        self.state.flag()
     }
 
     /// What is read and written here for us alone.
@@ -132,9 +153,8 @@ impl Setup {
         keys: Keys,
     ) -> anyhow::Result<Relay> {
         let state = self.state.path();
-        fs::create_dir_all(&state).with_context(|| {
-            format!("`{}` cannot be made; choose another `--state-dir`", state.display())
-        })?;
+        private_dir::make(&state, 0o711)
+            .context("the state directory cannot be used; see `--state-dir`")?;
         let judge = match &self.relay_config {
             Some(path) => judge_config(path)?,
             None => judge::Config::default(),
@@ -205,7 +225,14 @@ impl Setup {
         }
     }
 
-    fn access(&self, variable: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Option<Access>> {
+    /// The forge, and what the relay shows to it, where anything is given.
+    ///
+    /// # Errors
+    /// A file cannot be read, or what is in it is not what it should be.
+    pub fn access(
+        &self,
+        variable: &impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<Option<Access>> {
         let token = secret(self.github_token_file.as_deref(), "GITHUB_TOKEN", variable)?;
         let credential = match (token, &self.github_app_id, &self.github_app_key_file) {
             (Some(_), Some(_), _) => bail!("both a token and an app are given; give one of them"),

@@ -11,6 +11,8 @@ use tokio::time::timeout;
 
 use super::shown::{Place, harmless};
 use crate::budget::{Amount, Ledger, Status};
+use crate::delivery::Delivered;
+use crate::runner::delivery::Relayed;
 use crate::runner::{Order, RunResult};
 
 /// What begins.
@@ -88,8 +90,8 @@ fn call(before: Amount, now: &Status) -> String {
     };
     line += &amount(&spent);
     let left = [
-        now.turns_left.map(|turns| format!("{turns} turns")),
-        now.total_tokens_left.map(|tokens| format!("{} tokens", tokens.0)),
+        now.turns_left.map(|turns| counted(turns, "turn")),
+        now.total_tokens_left.map(|tokens| counted(tokens.0, "token")),
         now.cost_left_usd.map(|cost| format!("${cost}")),
         now.time_left.map(whole_seconds),
     ];
@@ -111,12 +113,49 @@ pub(super) fn ending(result: &RunResult) -> String {
         let _ = write!(line, ": {error}");
     }
     let time = humantime::format_duration(Duration::from_millis(timings.total_ms));
-    format!("{line}\nafter {time}: {} turns, {}\n", usage.spent.turns, amount(&usage.spent))
+    let turns = counted(usage.spent.turns, "turn");
+    let mut lines = format!("{line}\nafter {time}: {turns}, {}\n", amount(&usage.spent));
+    if let Some(relayed) = &result.relay {
+        lines += &work(relayed);
+    }
+    lines
+}
+
+/// What has become of the work: its branch, the verdict, and where it can be looked at.
+fn work(relayed: &Relayed) -> String {
+    let Relayed::Delivered(delivered) = relayed else {
+        return match relayed {
+            Relayed::Not { branch: Some(branch), why, .. } => format!("branch {branch}: {why}\n"),
+            Relayed::Not { why, .. } => format!("no branch: {why}\n"),
+            _ => String::new(),
+        };
+    };
+    let Delivered { branch, step, verdict, reasons, pull_request_url, why, apply, .. } = delivered;
+    let mut lines =
+        format!("branch {branch}: {}", if delivered.is_pushed { "pushed" } else { step });
+    if let Some(verdict) = verdict {
+        let _ = write!(lines, ", verdict {verdict}");
+    }
+    lines.push('\n');
+    for reason in reasons.iter().chain(why) {
+        let _ = writeln!(lines, "    {reason}");
+    }
+    if let Some(url) = pull_request_url {
+        let _ = writeln!(lines, "pull request {url}");
+    }
+    if let Some(apply) = apply {
+        let _ = writeln!(lines, "apply it in a clone: {apply}");
+    }
+    lines
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn amount(amount: &Amount) -> String {
     let Amount { input, output, cost, .. } = amount;
-    let mut text = format!("{} tokens in, {} out", input.0, output.0);
+    let mut text = format!("{} in, {} out", counted(input.0, "token"), output.0);
     if !cost.is_zero() {
         let _ = write!(text, ", ${cost}");
     }

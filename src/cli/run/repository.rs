@@ -118,8 +118,21 @@ impl Wanted {
     /// Another run has it, it cannot be looked up, or too much of earlier runs' work is kept.
     pub(super) async fn target(self, agent: Option<&Entry>, keys: Keys) -> anyhow::Result<Target> {
         let Self { repository, key, args } = self;
+        let flag = args.setup.state_flag();
         let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), keys)?);
-        check_kept(&relay)?;
+        if repository.hosted().is_some() && !relay.has_credential() {
+            if args.pull_request {
+                bail!(
+                    "`--pull-request` needs a credential of the forge, and there is none; set `GITHUB_TOKEN`, name \
+                     its file with `--github-token-file`, or give an app with `--github-app-id`"
+                );
+            }
+            tracing::warn!(
+                "there is no credential of the forge, so the run's work stays on this machine until `cogni-gateway \
+                 relay retry` has one; set `GITHUB_TOKEN`"
+            );
+        }
+        check_kept(&relay, &flag)?;
         if let Some(agent) = agent {
             relay.tell_idle(&agent.name, agent.relay.as_ref());
         }
@@ -135,11 +148,11 @@ impl Wanted {
 }
 
 /// Tells how much of earlier runs' work is kept on this machine, which bounds how many may leave more.
-fn check_kept(relay: &Relay) -> anyhow::Result<()> {
+fn check_kept(relay: &Relay, flag: &str) -> anyhow::Result<()> {
     if let Some(why) = relay.is_full(None)? {
         bail!(
-            "no run with a branch can begin: {why}; `cogni-gateway relay status` lists them, and \
-             `cogni-gateway relay discard ID` or `relay sweep --kept-older-than AGE` makes room"
+            "no run with a branch can begin: {why}; `cogni-gateway relay status{flag}` lists them, and `cogni-gateway \
+             relay discard ID{flag}` or `cogni-gateway relay sweep --kept-older-than AGE{flag}` makes room"
         );
     }
     let kept = relay.outbox().kept(None)?;
@@ -149,7 +162,7 @@ fn check_kept(relay: &Relay) -> anyhow::Result<()> {
             works = kept.works,
             bytes = kept.bytes,
             oldest = %oldest,
-            "work of earlier runs is kept; see `cogni-gateway relay status`"
+            "work of earlier runs is kept; see `cogni-gateway relay status{flag}`"
         );
     }
     Ok(())

@@ -185,7 +185,7 @@ fn unfinished(bytes: &[u8]) -> usize {
 }
 
 /// As it could be typed.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@%+,".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) {
         return word.to_owned();

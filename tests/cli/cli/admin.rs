@@ -101,7 +101,7 @@ async fn an_operator_changes_limits_and_models() {
         assert_eq!(status["policy"]["version"], 3, "{what}");
     }
     insta::assert_snapshot!(patch("budget", json!({"max_turnz": 1})).await.text(), @r#"{"error":{"code":"refused","message":"unknown field `max_turnz`, expected one of `max_turns`, `max_total_tokens`, `max_input_tokens`, `max_output_tokens`, `max_cost_usd`, `max_concurrent`, `requests_per_minute`, `tokens_per_minute`, `free_calls_per_minute`, `deadline`"}}"#);
-    insta::assert_snapshot!(send(&admin, Method::GET, "/runs/other", &Value::Null).await.text(), @r#"{"error":{"code":"no_such_run","message":"run `other` is not open; `GET /runs` lists those that are"}}"#);
+    insta::assert_snapshot!(send(&admin, Method::GET, "/runs/other", &Value::Null).await.text(), @r#"{"error":{"code":"no_such_run","message":"run `other` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are"}}"#);
     let listed = send(&admin, Method::GET, "/runs", &Value::Null).await.json();
     assert_eq!(listed["runs"][0]["policy"]["version"], 3);
     assert!(gateway.terminate().success());
@@ -134,7 +134,7 @@ async fn the_command_says_what_the_socket_says() {
     let _gateway = run.start();
     let socket = run.admin_socket();
     let admin = |arguments: &[&str]| {
-        let all = [&["admin", "--socket", socket.to_str().unwrap()], arguments].concat();
+        let all = [&["admin", "--json", "--socket", socket.to_str().unwrap()], arguments].concat();
         let (code, said, complaint) = cogni(&all, &[]);
         (code, serde_json::from_str::<Value>(&said).unwrap_or_default(), complaint)
     };
@@ -163,9 +163,9 @@ async fn the_command_says_what_the_socket_says() {
     })
     .collect();
     insta::assert_snapshot!(complaints.concat(), @r#"
-    2 error: run `run-2` is not open; `GET /runs` lists those that are
+    2 error: run `run-2` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are
     2 error: `max_turns` is not a limit; give name=value, as in max_turns=50
-    2 error: invalid type: string "many", expected u64
+    2 error: `max_turns` is "many"; give a whole number
     2 error: this process serves one run, on its own socket; the run begins and ends with it
     2 error: this process serves one run, on its own socket; the run begins and ends with it
     "#);

@@ -9,6 +9,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::BINARY;
+use crate::support::authority::Authority;
 use crate::support::client::{Client, request};
 use crate::support::process::{Process, patience};
 use crate::support::provider;
@@ -130,4 +131,77 @@ fn streams_taken_back() -> Vec<u8> {
         bytes.extend_from_slice(b"\0\0\0\x08");
     }
     bytes
+}
+
+/// G8: an upstream that is not reached is told once a minute, with its host, its cause and what to do; so is a key that it
+/// refuses. Clients are told none of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_is_told_why_the_upstream_fails() {
+    let upstream = provider::start("").await;
+    let (here, authority) = (upstream.addr.to_string(), Authority::new());
+    let causes = [
+        ("nowhere.invalid:4000", "fake", "upstream_unreachable", "cause=dns"),
+        ("127.0.0.1:9", "fake", "upstream_unreachable", "cause=connection_refused"),
+        (&*format!("https://{here}"), "fake", "upstream_unreachable", "cause=tls"),
+        (&*here, "fake/status=401", "upstream_auth", "status=401"),
+        (&*here, "fake/fault=garbage@head", "upstream_malformed", "cause=not_http"),
+    ];
+    for (host, model, code, cause) in causes {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("llm.sock");
+        let mut command = Command::new(BINARY);
+        command
+            .arg("proxy")
+            .env_clear()
+            .env("RUN_ID", "run-1")
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", "sk-very-secret")
+            .env("LITELLM_HOST", host)
+            .env("UPSTREAM_CA_FILE", &authority.file)
+            .env("SOCKET_PATH", &socket)
+            .env("ACCESS_LOG_PATH", "off");
+        let mut gateway = Process::start(&mut command, "build it with cargo");
+        gateway.until(|said| said.contains("ready"));
+        for _ in 0..3 {
+            let call = serde_json::json!({"model": model, "messages": []});
+            let answer = Client::new(&socket).post("/v1/chat/completions", &call).await;
+            assert_eq!(answer.json()["error"]["code"], code, "{host}");
+            let told = answer.text();
+            assert!(!told.contains("127.0.0.1") && !told.contains("nowhere"), "{told}");
+        }
+        assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
+        let said = gateway.said();
+        let warnings: Vec<_> = said.lines().filter(|line| line.contains("WARN")).collect();
+        assert_eq!(warnings.len(), 1, "{host}: {said}");
+        let name = host.trim_start_matches("https://");
+        for part in [name, code, cause, "hint="] {
+            assert!(warnings[0].contains(part), "{host}: `{part}` is not in {}", warnings[0]);
+        }
+        assert!(!said.contains("sk-very-secret"), "{said}");
+    }
+}
+
+/// R8: `doctor` tries what is configured, and names what to set where it fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_asks_the_upstream() {
+    let upstream = provider::start("").await;
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join("state");
+    let doctor = |host: &str, key: &str| {
+        let flags = ["doctor", "--state-dir", state.to_str().unwrap(), "--litellm-host", host];
+        let (_, said, _) = super::cogni(&flags, &[("LITELLM_MASTER_KEY", key)]);
+        let at = said.lines().position(|line| line.contains(" upstream ")).unwrap();
+        let found: Vec<_> = said.lines().skip(at).take(2).collect();
+        found.join("\n").replace(&upstream.addr.to_string(), "HOST")
+    };
+    let here = upstream.addr.to_string();
+    let told = tokio::task::block_in_place(|| {
+        [doctor(&here, "sk-x"), doctor("127.0.0.1:9", "sk-x"), doctor("nowhere.invalid", "sk-x")]
+    });
+    assert!(told[0].starts_with("ok       upstream           http://HOST answers"), "{}", told[0]);
+    insta::assert_snapshot!(told[1], @r"
+    missing  upstream           http://127.0.0.1:9: it is not reached (connection_refused): Connection refused (os error 111)
+                                nothing listens at its port; start it, or see LITELLM_HOST
+    ");
+    assert!(told[2].contains("it is not reached (dns)"), "{}", told[2]);
 }

@@ -26,10 +26,13 @@ fn held_work_is_shown_and_applied() {
         kept.starts_with("1, with ") && kept.ends_with(" bytes, for 0 days at most\n"),
         "{kept}"
     );
-    insta::assert_snapshot!(said.replace(&id, "ID"), @r"
+    insta::assert_snapshot!(said.replace(&id, "ID").replace(&state.display().to_string(), "STATE"), @r"
     ID held: sandbox/task-1 of https://github.com/acme/site.git, from run run-1
         `.github/workflows/ci.yml`: it runs with the repository's secrets
-        cogni-gateway relay apply ID | retry [--new-rules] ID | discard ID
+        cogni-gateway relay apply ID --state-dir STATE
+        cogni-gateway relay retry ID --state-dir STATE
+        cogni-gateway relay retry --new-rules ID --state-dir STATE
+        cogni-gateway relay discard ID --state-dir STATE
     ");
 
     let work = place.path().join("work");
@@ -146,7 +149,8 @@ fn a_run_with_a_branch_does_not_begin_where_too_much_is_kept() {
     };
     let said = run(1);
     let count = regex::Regex::new("with [0-9]+ bytes").unwrap();
-    insta::assert_snapshot!(count.replace(&said, "with N bytes"), @"error: no run with a branch can begin: this host keeps 1 works that are held, have failed or were left, with N bytes; 1 and 137438953472 are allowed; `cogni-gateway relay status` lists them, and `cogni-gateway relay discard ID` or `relay sweep --kept-older-than AGE` makes room");
+    let said = said.replace(&state.display().to_string(), "STATE");
+    insta::assert_snapshot!(count.replace(&said, "with N bytes"), @"error: no run with a branch can begin: this host keeps 1 works that are held, have failed or were left, with N bytes; 1 and 137438953472 are allowed; `cogni-gateway relay status --state-dir STATE` lists them, and `cogni-gateway relay discard ID --state-dir STATE` or `cogni-gateway relay sweep --kept-older-than AGE --state-dir STATE` makes room");
     let said = run(2);
     assert!(said.contains("work of earlier runs is kept") && said.contains("works=1"), "{said}");
     assert!(!said.contains("no run with a branch can begin"), "{said}");

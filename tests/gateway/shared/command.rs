@@ -58,8 +58,7 @@ fn a_wrong_configuration_is_explained() {
       |
     3 | [[shared.runs]]
       | ^^^^^^^^^^^^^^^
-    missing field `run_id`
-
+    field `run_id` is missing; give it
 
     `[file]` is not a valid configuration: TOML parse error at line 5, column 12
       |

@@ -93,7 +93,7 @@ async fn what_is_broken_does_not_begin_to_serve() {
     for (name, value, told) in [
         ("COGNI_RELAY_CONFIG", rules.to_str().unwrap(), "no_such_key"),
         ("COGNI_RELAY_CONFIG", "/nowhere/relay.toml", "/nowhere/relay.toml"),
-        ("COGNI_RUN_DIR", "/proc/x", "`serve.run_dir` is `/proc/x`, which cannot be made"),
+        ("COGNI_RUN_DIR", "/proc/x", "`serve.run_dir` is `/proc/x`, which cannot be used"),
     ] {
         let mut process = Process::start(place.command().env(name, value), "build it");
         let status = tokio::task::block_in_place(|| process.wait());

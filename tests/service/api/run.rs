@@ -247,8 +247,19 @@ async fn work_that_goes_nowhere_is_said_or_refused() {
 async fn others_agents_are_not_named() {
     let place = Place::new("").await;
     let service = place.start();
+    // Whoever mints knows an agent that the service does not have yet.
+    let known = place.path().join("agents");
+    std::fs::create_dir(&known).unwrap();
+    for name in ["agent", "openclaw", "open"] {
+        let file = if name == "open" { "agent" } else { name };
+        let text = std::fs::read_to_string(format!("config/agents/sandbox-{file}.toml")).unwrap();
+        let text = text.replace("\"sandbox:agent\"", &format!("\"sandbox:{name}\""));
+        std::fs::write(known.join(format!("sandbox-{name}.toml")), text).unwrap();
+    }
+    let known = known.to_str().unwrap();
     let ask = async |agents: &str| {
-        let grant = place.mint(&["--allow-sandbox", "--agent", agents, "--account", "a"]);
+        let terms = ["--allow-sandbox", "--agent", agents, "--account", "a"];
+        let grant = place.mint(&[&terms[..], &["--agents-dir", known]].concat());
         let mut body = asked("fake");
         body["agent"] = "sandbox:open".into();
         grant.post("/api/v1/runs", &body).await.json()["error"]["message"].clone()

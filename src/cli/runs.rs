@@ -1,0 +1,297 @@
+//! `cogni-gateway runs`: the runs of a service, looked at and ended from a shell.
+
+mod client;
+mod events;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use http::Method;
+use serde_json::Value;
+use tokio::time::sleep;
+
+use super::run::shown::harmless;
+use client::{Client, Service};
+use events::{Event, Events};
+
+/// What can be asked of a service about its runs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List runs, newest first
+    List {
+        #[command(flatten)]
+        service: Service,
+
+        /// Only runs of this agent
+        #[arg(long, value_name = "NAME")]
+        agent: Option<String>,
+
+        /// Only runs that have come so far: queued, running or ended
+        #[arg(long, value_name = "STATE", value_parser = ["queued", "running", "ended"])]
+        state: Option<String>,
+
+        /// How many at most, 1 to 200
+        #[arg(long, value_name = "COUNT", default_value = "50", value_parser = crate::cli::flags::count::<u32>)]
+        limit: u32,
+
+        /// The service's answer as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a run, and what came of it
+    Show {
+        #[command(flatten)]
+        service: Service,
+
+        #[arg(help = RUN)]
+        run: String,
+
+        /// The service's answer as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Follow a run to its end
+    Watch {
+        #[command(flatten)]
+        service: Service,
+
+        #[arg(help = RUN)]
+        run: String,
+
+        /// A line of JSON for each event
+        #[arg(long)]
+        json: bool,
+    },
+    /// End a run
+    Cancel {
+        #[command(flatten)]
+        service: Service,
+
+        #[arg(help = RUN)]
+        run: String,
+    },
+    /// Print what a run's program has printed
+    Output {
+        #[command(flatten)]
+        service: Service,
+
+        #[arg(help = RUN)]
+        run: String,
+
+        /// Print its standard error in place of its standard output
+        #[arg(long)]
+        stderr: bool,
+    },
+}
+
+/// Runs the command. Exit status 1 where the run that is shown or watched is not ok.
+pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match command {
+            Command::List { service, agent, state, limit, json } => {
+                let mut path = format!("/api/v1/runs?limit={limit}");
+                let filters = [("agent", agent), ("state", state)];
+                for (name, value) in filters {
+                    path += &value.map(|value| format!("&{name}={}", encoded(&value))).unwrap_or_default();
+                }
+                let listed = service.client()?.json(Method::GET, &path).await?;
+                if json { print_json(&listed, out)? } else { print_list(&listed, out)? }
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Show { service, run, json } => {
+                let shown = service.client()?.json(Method::GET, &path_of(&run, "")).await?;
+                if json { print_json(&shown, out)? } else { print_run(&shown, out)? }
+                Ok(code(&shown["result"]))
+            }
+            Command::Watch { service, run, json } => watch(&service.client()?, &run, json, out).await,
+            Command::Cancel { service, run } => {
+                let shown = service.client()?.json(Method::POST, &path_of(&run, "/cancel")).await?;
+                let state = match shown["state"].as_str() {
+                    Some("ended") => "had ended already",
+                    _ => "is told to end",
+                };
+                writeln!(out, "run {} {state}", text(&shown["id"]))?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Output { service, run, stderr } => {
+                let printed = service.client()?.json(Method::GET, &path_of(&run, "/output")).await?;
+                if printed["complete"] != true {
+                    bail!("run `{run}` has not ended, and its output is kept at its end; follow it with `cogni-gateway runs watch {run}`");
+                }
+                let stream = if stderr { "stderr" } else { "stdout" };
+                let printed = printed[stream].as_str().unwrap_or_default();
+                write!(out, "{}", harmless(printed))?;
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    })
+}
+
+/// Prints what happens, until the run's end; takes up the stream again where it breaks off.
+async fn watch(
+    client: &Client,
+    run: &str,
+    json: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let (mut last, mut tries) = (0, 0);
+    loop {
+        let path = format!("{}?after={last}", path_of(run, "/events"));
+        let mut events = Events::new(client.send(Method::GET, &path).await?);
+        while let Some(event) = events.next().await? {
+            (last, tries) = (event.id.unwrap_or(last), 0);
+            if json {
+                writeln!(out, "{}", event.to_json())?;
+            } else {
+                print_event(&event, out)?;
+            }
+            out.flush()?;
+            if event.name == "final" {
+                return Ok(code(&event.data));
+            }
+        }
+        tries += 1;
+        if tries > TRIES {
+            bail!(
+                "run `{run}`: the service ends the stream of its events again and again; see `cogni-gateway runs show {run}`"
+            );
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+fn print_event(Event { name, data, .. }: &Event, out: &mut impl Write) -> anyhow::Result<()> {
+    match name.as_str() {
+        "run_started" => {
+            writeln!(out, "run {}: {} begins", text(&data["run"]), text(&data["agent"]))?;
+        }
+        "text_delta" => write!(out, "{}", harmless(data["text"].as_str().unwrap_or_default()))?,
+        "usage_report" => writeln!(
+            out,
+            "\ncall of {}: {} in, {} out, ${}",
+            text(&data["model"]),
+            text(&data["input"]),
+            text(&data["output"]),
+            text(&data["cost_usd"])
+        )?,
+        "error" => writeln!(out, "\nerror {}: {}", text(&data["code"]), text(&data["message"]))?,
+        "final" => {
+            writeln!(out)?;
+            print_result(data, out)?;
+        }
+        _ => (),
+    }
+    Ok(())
+}
+
+fn print_list(listed: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    let runs = listed["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if runs.is_empty() {
+        writeln!(out, "there is no such run that this grant can see")?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{:40}  {:8}  {:20}  {:24}  {:24}  CODE",
+        "RUN", "STATE", "AGENT", "MODEL", "CREATED"
+    )?;
+    for run in runs {
+        writeln!(
+            out,
+            "{:40}  {:8}  {:20}  {:24}  {:24}  {}",
+            text(&run["id"]),
+            text(&run["state"]),
+            text(&run["agent"]),
+            text(&run["model"]),
+            text(&run["created_at"]),
+            text(&run["error_code"]),
+        )?;
+    }
+    if !listed["next"].is_null() {
+        writeln!(out, "there are older ones; `--limit` shows up to 200")?;
+    }
+    Ok(())
+}
+
+fn print_run(run: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    let facts =
+        ["id", "state", "agent", "model", "account", "created_at", "started_at", "ended_at"];
+    for name in facts {
+        writeln!(out, "{name:11} {}", text(&run[name]))?;
+    }
+    if run["result"].is_object() {
+        print_result(&run["result"], out)?;
+    }
+    Ok(())
+}
+
+fn print_result(result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    let end = match result["error_code"].as_str() {
+        None => "ok".to_owned(),
+        Some(code) => format!("{}: {}", harmless(code), text(&result["error"])),
+    };
+    writeln!(out, "{:11} {end}", "result")?;
+    let usage = &result["usage"];
+    if usage.is_object() {
+        writeln!(
+            out,
+            "{:11} {} turns, {} tokens in, {} out, ${}",
+            "spent",
+            text(&usage["turns"]),
+            text(&usage["input"]),
+            text(&usage["output"]),
+            usage["cost_usd"].as_str().map_or_else(|| "0".to_owned(), harmless),
+        )?;
+    }
+    let relay = &result["relay"];
+    for name in ["branch", "verdict", "pull_request_url", "why"] {
+        if !relay[name].is_null() {
+            writeln!(out, "{name:11} {}", text(&relay[name]))?;
+        }
+    }
+    Ok(())
+}
+
+fn print_json(answer: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *out, answer).context("the answer cannot be printed")?;
+    Ok(writeln!(out)?)
+}
+
+fn code(result: &Value) -> ExitCode {
+    let is_bad = result.is_object() && result["ok"] != true;
+    if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// A value as people read it.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => harmless(text),
+        other => other.to_string(),
+    }
+}
+
+fn path_of(run: &str, what: &str) -> String {
+    format!("/api/v1/runs/{}{what}", encoded(run))
+}
+
+/// A text as it stands in a URL.
+fn encoded(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes()
+        .map(|byte| match byte {
+            byte if is_plain(byte) => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+const RUN: &str = "The run's id, as `runs list` shows it";
+
+/// Streams in a row that bring nothing.
+const TRIES: u32 = 10;
+const PAUSE: Duration = Duration::from_secs(1);

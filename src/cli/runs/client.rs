@@ -1,0 +1,215 @@
+//! Asks a service over HTTP, on TCP or on its unix socket, with a grant's token.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, HOST};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_rustls::HttpsConnectorBuilder;
+use hyper_util::client::legacy;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::Value;
+use tokio::net::UnixStream;
+
+use crate::base;
+use crate::base::drain::Drain;
+use crate::base::secret::Secret;
+use crate::upstream::{Scheme, Target};
+
+/// Where the service is, and what lets us in.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Service {
+    /// The service: a URL, or `unix:/path`
+    #[arg(
+        long = "service",
+        value_name = "URL",
+        env = "COGNI_SERVICE",
+        default_value = "http://127.0.0.1:7070"
+    )]
+    url: String,
+
+    /// File with a grant's token [env: `COGNI_TOKEN` or `COGNI_TOKEN_FILE`]
+    #[arg(long, value_name = "PATH")]
+    token_file: Option<PathBuf>,
+
+    /// PEM file of authorities to trust instead of the system's
+    #[arg(long, value_name = "PATH", env = "COGNI_SERVICE_CA_FILE")]
+    ca_file: Option<PathBuf>,
+}
+
+/// Asks one service.
+pub(super) struct Client {
+    place: Place,
+    token: Option<Secret>,
+    ca_file: Option<PathBuf>,
+    tasks: Drain,
+}
+
+enum Place {
+    Tcp(Target),
+    Unix(PathBuf),
+}
+
+impl Service {
+    /// Reads the token, and checks that it goes nowhere in the clear.
+    pub(super) fn client(self) -> anyhow::Result<Client> {
+        let place = match self.url.strip_prefix("unix:") {
+            Some(path) => Place::Unix(path.into()),
+            None => Place::Tcp(self.url.parse().map_err(|_| {
+                anyhow!(
+                    "`--service` is `{}`; give a URL such as http://127.0.0.1:7070, or unix:/path",
+                    self.url.escape_debug()
+                )
+            })?),
+        };
+        let token = token(self.token_file.as_deref(), |name| std::env::var(name).ok())?;
+        if let Place::Tcp(target) = &place
+            && target.scheme() != Scheme::Https
+            && token.is_some()
+            && !is_here(target.host())
+        {
+            bail!(
+                "`--service` is `{target}`, which would send the token over a network in the clear; give `https://`"
+            );
+        }
+        Ok(Client { place, token, ca_file: self.ca_file, tasks: Drain::default() })
+    }
+}
+
+impl Client {
+    /// Asks, and reads an answer of JSON.
+    pub(super) async fn json(&self, method: Method, path: &str) -> anyhow::Result<Value> {
+        let body =
+            Limited::new(self.send(method, path).await?.into_body(), MAX_BYTES).collect().await;
+        let body =
+            body.map_err(|error| anyhow!("{}: its answer breaks off: {error}", self.shown()))?;
+        serde_json::from_slice(&body.to_bytes()).with_context(|| {
+            format!("{}: its answer is not JSON; is it a service of ours?", self.shown())
+        })
+    }
+
+    /// Asks, and returns an answer that is a success.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let answer = match &self.place {
+            Place::Tcp(target) => self.send_tcp(target, method, path).await,
+            Place::Unix(socket) => self.send_unix(socket, method, path).await,
+        };
+        let answer = answer.map_err(|error| {
+            let why = error.root_cause().to_string();
+            anyhow!(
+                "{} does not answer: {why}; start it with `cogni-gateway serve`, or name it with `--service`",
+                self.shown()
+            )
+        })?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_BYTES).collect().await;
+        let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        let said: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let message = said["error"]["message"].as_str().unwrap_or("it gives no reason");
+        let hint = match status {
+            StatusCode::UNAUTHORIZED => {
+                "; give a grant's token in `COGNI_TOKEN`, or its file with `--token-file`"
+            }
+            _ => "",
+        };
+        bail!("{} answers {}: {message}{hint}", self.shown(), status.as_u16())
+    }
+
+    async fn send_tcp(
+        &self,
+        target: &Target,
+        method: Method,
+        path: &str,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let builder = HttpsConnectorBuilder::new();
+        let builder = match &self.ca_file {
+            Some(path) => {
+                let roots = base::tls::authorities(path).map_err(io::Error::other)?;
+                let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+                builder.with_tls_config(config.with_no_client_auth())
+            }
+            None if target.scheme() == Scheme::Https => builder.with_native_roots()?,
+            // Where there is no TLS, a machine without authorities will do.
+            None => {
+                let none = rustls::RootCertStore::empty();
+                let config = rustls::ClientConfig::builder().with_root_certificates(none);
+                builder.with_tls_config(config.with_no_client_auth())
+            }
+        };
+        let connector = builder.https_or_http().enable_http1().build();
+        let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
+        Ok(client.request(self.request(method, &format!("{target}{path}"))?).await?)
+    }
+
+    async fn send_unix(
+        &self,
+        socket: &Path,
+        method: Method,
+        path: &str,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let stream = UnixStream::connect(socket).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // What it fails of, the request fails of, too.
+        self.tasks.spawn(async { drop(connection.await) });
+        let mut request = self.request(method, path)?;
+        request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
+        Ok(sender.send_request(request).await?)
+    }
+
+    fn request(&self, method: Method, uri: &str) -> anyhow::Result<Request<Empty<Bytes>>> {
+        let mut request = Request::builder().method(method).uri(uri).body(Empty::new())?;
+        if let Some(token) = &self.token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
+                .map_err(|_| anyhow!("the token has characters that no token has"))?;
+            value.set_sensitive(true);
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        Ok(request)
+    }
+
+    fn shown(&self) -> String {
+        match &self.place {
+            Place::Tcp(target) => format!("service at `{target}`"),
+            Place::Unix(path) => format!("service at `unix:{}`", path.display()),
+        }
+    }
+}
+
+/// The token: from the file that the flag or `COGNI_TOKEN_FILE` names, or from `COGNI_TOKEN`.
+fn token(
+    flag: Option<&Path>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> anyhow::Result<Option<Secret>> {
+    let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
+    let file = flag.map(Path::to_owned).or_else(|| variable("COGNI_TOKEN_FILE").map(PathBuf::from));
+    let text = match file {
+        Some(path) => Some(
+            fs::read_to_string(&path)
+                .with_context(|| format!("the token's file `{}` cannot be read", path.display()))?,
+        ),
+        None => variable("COGNI_TOKEN"),
+    };
+    Ok(text.map(|text| Secret::new(text.trim())))
+}
+
+/// Whether what is sent to a host never leaves this machine.
+fn is_here(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Of one answer, but a stream's. A run's output is two megabytes at most.
+const MAX_BYTES: usize = 16 << 20;

@@ -1,0 +1,90 @@
+//! R8: the runs of a service, looked at and ended from a shell.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::{asked, until};
+use crate::support::service::Place;
+
+/// A4: a run is listed, shown, followed to its end, and what it has printed is printed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_looked_at_from_a_shell() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let grant = place.grant(&[]);
+    let run = grant.run(&asked("fake/text=one two")).await;
+    let (code, watched, complaint) = cogni(&place, &grant.token, &["watch", &run]);
+    assert_eq!(code, 0, "{complaint}");
+    assert!(watched.contains("one two") && watched.contains("result      ok"), "{watched}");
+    let (_, lines, _) = cogni(&place, &grant.token, &["watch", "--json", &run]);
+    let last: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["event"], &last["data"]["ok"]), (&json!("final"), &json!(true)));
+    let (code, listed, _) = cogni(&place, &grant.token, &["list", "--state", "ended"]);
+    assert!(code == 0 && listed.lines().count() == 2 && listed.contains(&run), "{listed}");
+    let (code, shown, _) = cogni(&place, &grant.token, &["show", &run]);
+    assert!(code == 0 && shown.contains("spent       1 turns"), "{shown}");
+    let (code, printed, _) = cogni(&place, &grant.token, &["output", &run]);
+    assert!(code == 0 && printed.contains("one two"), "{printed}");
+    place.stop(service);
+}
+
+/// A4: a run is ended from a shell; what a grant may not see is not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_ended_from_a_shell() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let run = grant.run(&asked("fake/gate=1")).await;
+    place.provider.gate.reached(1).await;
+    let (code, _, complaint) = cogni(&place, &other.token, &["cancel", &run]);
+    assert!(code == 2 && complaint.contains("answers 404"), "{complaint}");
+    let (code, said, _) = cogni(&place, &grant.token, &["cancel", &run]);
+    assert_eq!((code, said), (0, format!("run {run} is told to end\n")));
+    let (code, watched, _) = cogni(&place, &grant.token, &["watch", &run]);
+    assert!(code == 1 && watched.contains("cancelled"), "{watched}");
+    let (code, _, complaint) = cogni(&place, "cgr_wrong", &["list"]);
+    assert!(code == 2 && complaint.contains("`--token-file`"), "{complaint}");
+    place.stop(service);
+}
+
+/// A token is not sent over a network in the clear.
+#[test]
+fn a_token_stays_on_this_machine_or_goes_by_tls() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    let flags = ["runs", "list", "--service", "http://192.0.2.1:7070"];
+    let done = command.args(flags).env_clear().env("COGNI_TOKEN", "cgr_x").output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    insta::assert_snapshot!(said, @"error: `--service` is `http://192.0.2.1:7070`, which would send the token over a network in the clear; give `https://`");
+}
+
+/// Whoever looks at readiness is told whether the upstream is there and takes the key, and not where it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_tells_of_the_upstream() {
+    let mut place = Place::new("").await;
+    let service = place.start();
+    until(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
+    let ready = service.get("/readyz").await.json();
+    assert_eq!(ready["checks"]["forge"], "no credential", "{ready}");
+    place.stop(service);
+    place.set("LITELLM_HOST", "127.0.0.1:9");
+    let service = place.start();
+    let told = "upstream_unreachable: connection_refused";
+    until(async || service.get("/readyz").await.json()["upstream"] == told).await;
+    let ready = service.get("/readyz").await;
+    assert_eq!(ready.status, 200, "another instance would have the same");
+    assert!(!ready.text().contains("127.0.0.1"), "{}", ready.text());
+    assert!(service.process.said().contains("hint="), "{}", service.process.said());
+    place.stop(service);
+}
+
+/// Exit code, standard output and standard error.
+fn cogni(place: &Place, token: &str, arguments: &[&str]) -> (i32, String, String) {
+    let service = format!("unix:{}", place.path().join("api.sock").display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    command.arg("runs").args(arguments).env_clear();
+    command.env("COGNI_SERVICE", service).env("COGNI_TOKEN", token);
+    let done = tokio::task::block_in_place(|| command.output()).unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
+}
