@@ -81,7 +81,7 @@ async fn a_run_may_have_nothing_to_deliver() {
     }
     let root = place.runner.path();
     let files = root.join("files");
-    std::fs::create_dir(&files).unwrap();
+    fs::create_dir(&files).unwrap();
     let own = ["--root", root.to_str().unwrap(), "--workspace", files.to_str().unwrap()];
     let without = place.run(&own, "ls -A");
     assert_eq!(json!([without.json["ok"], without.json["stdout"]]), json!([true, ""]));

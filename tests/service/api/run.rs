@@ -249,12 +249,12 @@ async fn others_agents_are_not_named() {
     let service = place.start();
     // Whoever mints knows an agent that the service does not have yet.
     let known = place.path().join("agents");
-    std::fs::create_dir(&known).unwrap();
+    fs::create_dir(&known).unwrap();
     for name in ["agent", "openclaw", "open"] {
         let file = if name == "open" { "agent" } else { name };
-        let text = std::fs::read_to_string(format!("config/agents/sandbox-{file}.toml")).unwrap();
+        let text = fs::read_to_string(format!("config/agents/sandbox-{file}.toml")).unwrap();
         let text = text.replace("\"sandbox:agent\"", &format!("\"sandbox:{name}\""));
-        std::fs::write(known.join(format!("sandbox-{name}.toml")), text).unwrap();
+        fs::write(known.join(format!("sandbox-{name}.toml")), text).unwrap();
     }
     let known = known.to_str().unwrap();
     let ask = async |agents: &str| {
