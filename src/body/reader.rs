@@ -54,9 +54,7 @@ impl Reader {
     /// See [`Invalid`].
     pub fn finish(self) -> Result<Body, Invalid> {
         let (document, inside) = self.scanner.finish_watched()?;
-        let mut found = inside.into_found();
-        found.media.read(&self.rope);
-        Ok(Body { route: self.route, rope: self.rope, document, found })
+        Ok(Body::new(self.route, self.rope, document, inside))
     }
 }
 
@@ -68,11 +66,18 @@ impl Body {
     pub fn read(route: Route, frame: Bytes) -> Result<Self, Invalid> {
         if let Some((document, inside)) = read_whole(Limits::default(), &frame, Inside::new(route))
         {
-            return Ok(Self { route, rope: frame.into(), document, found: inside.into_found() });
+            return Ok(Self::new(route, frame.into(), document, inside));
         }
         let mut reader = Reader::new(route);
         reader.push(frame)?;
         reader.finish()
+    }
+
+    /// Completes a body of any size: its media are read now, as all of their bytes are there.
+    fn new(route: Route, rope: Rope, document: Document, inside: Inside) -> Self {
+        let mut found = inside.into_found();
+        found.media.read(&rope);
+        Self { route, rope, document, found }
     }
 
     pub fn route(&self) -> Route {

@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
-use cogni_gateway::body::{Capability, Policy, Refusal};
+use cogni_gateway::body::{Body, Capability, Policy, Refusal, admit};
 use cogni_gateway::protocol::Route;
 use insta::assert_snapshot;
+use proptest::prelude::*;
 
-use super::{admit_in, frames, read, sent};
+use super::{frames, read, sent};
 
 use Route::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
 
@@ -71,7 +72,7 @@ fn a_need_is_found_at_every_split() {
             for size in [1, 2, 3, 5, 7] {
                 let pieces = frames(body.as_bytes(), size).into_pieces();
                 let body = read(*route, pieces).unwrap();
-                let split = cogni_gateway::body::admit(&Policy::default(), body);
+                let split = admit(&Policy::default(), body);
                 assert_eq!(split.unwrap_err(), whole);
             }
         }
@@ -123,14 +124,24 @@ fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
     }
 }
 
+/// The tokens that a body's input is taken for, however the body arrives.
+fn reserved(route: Route, policy: &Policy, body: &str) -> u64 {
+    let of = |body| admit(policy, body).unwrap().input_estimate.0;
+    let whole = of(Body::read(route, body.to_owned().into()).unwrap());
+    for size in [body.len(), 4096, 7] {
+        let frames = frames(body.as_bytes(), size).into_pieces();
+        assert_eq!(of(read(route, frames).unwrap()), whole, "frames of {size}: {body}");
+    }
+    whole
+}
+
 /// G9: media, numbers of tokens and a second reading are reserved for beside the length of a request.
 #[test]
 fn a_request_is_taken_for_what_its_parts_cost() {
     let estimate = |route, fields: &str| {
         let body = format!(r#"{{"model":"m",{fields}}}"#);
         let length = (body.len() as u64).div_ceil(3);
-        let body = read(route, vec![body.into_bytes().into()]).unwrap();
-        cogni_gateway::body::admit(&Policy::default(), body).unwrap().input_estimate.0 - length
+        reserved(route, &Policy::default(), &body) - length
     };
     let image = |data| {
         format!(
@@ -155,8 +166,8 @@ fn a_request_is_taken_for_what_its_parts_cost() {
     let remote = r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://x"}}]}]"#;
     let granted = Policy { capabilities: [Capability::RemoteMedia].into(), ..Policy::default() };
     let body = format!(r#"{{"model":"m",{remote}}}"#);
-    let call = admit_in(ChatCompletions, &granted, frames(body.as_bytes(), 4096)).unwrap();
-    assert_eq!(call.input_estimate.0, (body.len() as u64).div_ceil(3) + 6192);
+    let fetched = reserved(ChatCompletions, &granted, &body);
+    assert_eq!(fetched, (body.len() as u64).div_ceil(3) + 6192);
     let pdf = |data: &str| {
         format!(
             r#""messages":[{{"role":"user","content":[{{"type":"document","source":{{"type":"base64","media_type":"application/pdf","data":"{data}"}}}}]}}]"#
@@ -183,6 +194,42 @@ fn a_request_is_taken_for_what_its_parts_cost() {
         format!(r#"{text},"context_management":{{"edits":[{{"type":"compact_20260112"}}]}}"#);
     assert!(estimate(Messages, &compacted) > 1000);
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// G9: a body of any size is reserved for, whichever way it is read, and padding alone makes a reservation larger or smaller.
+    #[test]
+    fn padding_is_all_that_a_larger_body_adds(
+        media in prop::collection::vec(prop::sample::select(MEDIA), 0..4),
+        padding in 0_usize..9000,
+        split in any::<prop::sample::Index>(),
+    ) {
+        let parts = media.iter().map(|data| format!(r#"{{"type":"x","source":{{"data":"{data}"}}}}"#));
+        let parts = parts.collect::<Vec<_>>().join(",");
+        let body = |padding| {
+            format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{parts}]}}]{}}}"#, " ".repeat(padding))
+        };
+        let (small, large) = (body(0), body(padding));
+        let of = |body: &str| reserved(ChatCompletions, &Policy::default(), body);
+        let text = |body: &str| (body.len() as u64).div_ceil(3);
+        prop_assert_eq!(of(&small) - text(&small), of(&large) - text(&large));
+        let (head, tail) = small.as_bytes().split_at(split.index(small.len()));
+        let halves = [head, tail].map(bytes::Bytes::copy_from_slice);
+        let halved = admit(&Policy::default(), read(ChatCompletions, halves).unwrap()).unwrap();
+        prop_assert_eq!(halved.input_estimate.0, of(&small));
+        prop_assert!(of(&small) >= text(&small) + 258 * media.len() as u64);
+    }
+}
+
+/// Data of parts that cost more than their length.
+const MEDIA: &[&str] = &[
+    "iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=",
+    "data:image/avif;base64,AAAA",
+    "R0lGODlhAQABAAAAACwAAAAAAQABAA==",
+    "JVBERi0xLjc=",
+    "JVBERi0xLjQKL1R5cGUvUGFnZS9Db3VudCAxPj4=",
+];
 
 /// G6: what begins like an address is a text to a model that embeds texts, and may be fetched for another one.
 #[test]
@@ -225,7 +272,7 @@ fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
 fn a_second_pass_is_reserved_for() {
     let call = |more: &str| {
         let body = format!(r#"{{"model":"m","max_tokens":500,"messages":[]{more}}}"#);
-        admit_in(Messages, &Policy::default(), frames(body.as_bytes(), 4096)).unwrap()
+        super::admit_in(Messages, &Policy::default(), frames(body.as_bytes(), 4096)).unwrap()
     };
     let once = call("");
     assert_eq!((once.passes, once.texts(), once.output().unwrap().0), (1, 1, 500));
