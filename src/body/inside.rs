@@ -56,9 +56,13 @@ pub(super) struct Inside {
     field: &'static str,
     /// What the next value is.
     next: Place,
+    /// The medium that the key before it is named for.
+    next_medium: Option<Medium>,
     /// The value whose text is wanted, and where that begins in the body.
     text: Place,
     text_at: u64,
+    /// The medium that it has to be, by the keys that it stands under.
+    text_medium: Option<Medium>,
     open: Vec<Open>,
     /// Arrays and objects open within one that is opaque, it included.
     opaque: u32,
@@ -80,9 +84,11 @@ struct Open {
     has_schema: bool,
     /// Of a tool: whether it has a name that LiteLLM takes for its own search.
     search: Search,
-    /// Whether it is said to be a document, and whether one was seen in it.
-    is_document: bool,
-    has_document: bool,
+    /// The medium that the keys around it are named for.
+    within: Option<Medium>,
+    /// The medium that it is said to be, and the dearest that was seen in it.
+    claimed: Option<Medium>,
+    noted: Option<Medium>,
     /// Of a source or a part: whether it is text, and whether it has an address.
     is_text: bool,
     has_address: bool,
@@ -125,8 +131,10 @@ impl Inside {
             route,
             field: "",
             next: Place::Opaque,
+            next_medium: None,
             text: Place::Opaque,
             text_at: 0,
+            text_medium: None,
             open: Vec::new(),
             opaque: 0,
             found: Found::default(),
@@ -173,15 +181,28 @@ impl Inside {
         if is_remote {
             self.needs(Capability::RemoteMedia, b"url");
         }
-        match Medium::of(text) {
+        let within = self.text_medium.filter(|_| !text.is_empty());
+        match Medium::of(text).or(within) {
             Some(medium) => {
                 self.found.media.note(medium, self.text_at);
-                if let Some(open) = self.open.last_mut().filter(|_| medium == Medium::Document) {
-                    open.has_document = true;
-                }
+                self.note_medium(Some(medium));
             }
             None if is_remote => self.found.media.fetch(1),
             None => (),
+        }
+    }
+
+    /// Remembers the dearest medium of the innermost.
+    fn note_medium(&mut self, medium: Option<Medium>) {
+        if let Some(open) = self.open.last_mut() {
+            open.noted = open.noted.max(medium);
+        }
+    }
+
+    /// The innermost is said to be a medium, wherever its bytes are.
+    fn claim(&mut self, medium: Option<Medium>) {
+        if let Some(open) = self.open.last_mut() {
+            open.claimed = open.claimed.max(medium);
         }
     }
 
@@ -274,7 +295,7 @@ impl Inside {
             }
             Place::FileId => {
                 self.needs(Capability::FileIds, b"file_id");
-                self.found.media.add_document();
+                self.found.media.add_unread(Medium::Document);
                 if !is_file_id(text) {
                     self.needs(Capability::RemoteMedia, b"file_id");
                 }
@@ -283,12 +304,19 @@ impl Inside {
                 self.note(|open| open.has_source = is_address_in_data(text));
                 self.address(text, false);
             }
-            Place::Content => self.address(text, is_address(text)),
-            Place::OriginType => self.note(|open| open.is_text = text == b"text"),
-            Place::PartType if text.starts_with(b"web_search_result") => {
-                self.note(|open| open.is_text = true);
+            // A detail of a medium is none itself.
+            Place::Content => {
+                self.text_medium = None;
+                self.address(text, is_address(text));
             }
-            Place::PartType if text == b"search_result" => self.note(|open| open.is_found = true),
+            Place::OriginType => self.note(|open| open.is_text = text == b"text"),
+            Place::PartType => {
+                self.claim(Medium::of_name(text));
+                self.note(|open| {
+                    open.is_text |= text.starts_with(b"web_search_result");
+                    open.is_found |= text == b"search_result";
+                });
+            }
             Place::Url => {
                 self.note(|open| open.has_address = !is_inline(text));
                 self.address(text, false);
@@ -303,8 +331,9 @@ impl Inside {
                 Embedded::Bucket => self.address(text, true),
                 Embedded::File => self.needs(Capability::FileIds, b"files"),
             },
-            Place::MediaType if text.eq_ignore_ascii_case(b"application/pdf") => {
-                self.note(|open| open.is_document = true);
+            // What is said to be an image is one where its bytes are.
+            Place::MediaType => {
+                self.claim(Medium::of_type(text).filter(|medium| *medium > Medium::Image));
             }
             Place::CacheTime => self.found.has_long_cache |= !matches!(text, b"5m" | b"1h"),
             Place::Edits => self.found.is_compacted |= text.starts_with(b"compact"),
@@ -372,7 +401,7 @@ impl Inside {
             Place::ToolType if !is_null => self.needs(Capability::UnknownTools, b"type"),
             Place::FileId if !is_null => {
                 self.needs(Capability::FileIds, b"file_id");
-                self.found.media.add_document();
+                self.found.media.add_unread(Medium::Document);
             }
             Place::SkillId if !is_null => self.needs(Capability::Containers, b"skill_id"),
             Place::StoredId if !is_null => self.needs(Capability::StoredState, b"id"),
@@ -392,6 +421,7 @@ impl Watch for Inside {
             return;
         }
         let Some(open) = self.open.last() else { return };
+        self.next_medium = Medium::of_name(key);
         self.next = match open.place {
             Place::Tool => self.in_tool(key),
             Place::Item => self.in_item(key),
@@ -419,12 +449,14 @@ impl Watch for Inside {
         if place == Place::Container && kind != Kind::Null {
             self.note(|open| open.has_container = true);
         }
+        let named = self.next_medium.take();
+        let within = named.or_else(|| self.open.last().and_then(|open| open.within));
         if is_open {
             let place = place.within(kind);
             if place == Place::Opaque {
                 self.opaque = 1;
             } else {
-                self.open.push(Open::new(place, kind == Kind::Array));
+                self.open.push(Open::new(place, kind == Kind::Array, within));
             }
             let is_id = matches!(place, Place::FileId | Place::SkillId | Place::StoredId);
             if is_id && kind == Kind::Object {
@@ -439,6 +471,7 @@ impl Watch for Inside {
         if is_read {
             self.text = place;
             self.text_at = at + QUOTE;
+            self.text_medium = within;
         } else {
             self.mistyped(place, kind);
         }
@@ -469,6 +502,9 @@ impl Watch for Inside {
         let Some(open) = self.open.pop() else { return };
         if (open.has_address && !open.is_text) || (open.has_source && !open.is_found) {
             self.needs(Capability::RemoteMedia, b"url");
+            if open.noted.is_none() {
+                self.found.media.fetch(1);
+            }
         }
         match (open.has_container, open.runs_code) {
             (true, true) => self.needs(Capability::CodeInterpreter, b"container"),
@@ -478,9 +514,10 @@ impl Watch for Inside {
         if open.is_drawing && !open.has_drawing {
             self.needs(Capability::StoredState, b"image_generation_call");
         }
-        if open.is_document && !open.has_document {
-            self.found.media.add_document();
+        if let Some(claimed) = open.claimed.filter(|claimed| open.noted < Some(*claimed)) {
+            self.found.media.add_unread(claimed);
         }
+        self.note_medium(open.noted.max(open.claimed));
         let is_search = match open.search {
             Search::None => false,
             Search::Typed => open.has_type,
@@ -503,7 +540,7 @@ impl Watch for Inside {
 }
 
 impl Open {
-    fn new(place: Place, is_array: bool) -> Self {
+    fn new(place: Place, is_array: bool, within: Option<Medium>) -> Self {
         Self {
             place,
             is_array,
@@ -512,8 +549,9 @@ impl Open {
             has_type: false,
             has_schema: false,
             search: Search::None,
-            is_document: false,
-            has_document: false,
+            within,
+            claimed: None,
+            noted: None,
             is_text: false,
             has_address: false,
             is_found: false,

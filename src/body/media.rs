@@ -1,24 +1,29 @@
-//! What images and documents cost at least that a request carries, by their own first bytes.
+//! What images, documents, sound and video cost at least that a request carries, by their own first bytes.
 //!
-//! They are compressed: a page of a document that a provider bills with 3,000 tokens can be 100 bytes long. So what is
-//! reserved for them goes by what they are, beside their length. While a body is scanned, only the places of media are
+//! They are compressed: a page of a document that a provider bills with 3,000 tokens can be 100 bytes long, and an hour of
+//! video 90 KB. So what is reserved for them goes by what they are, beside their length. While a body is scanned, only the places of media are
 //! noted; they are read when the body is complete.
 //!
 //! **Invariant:** what cannot be read, says nothing or says what cannot be is taken for the most that such a medium costs, or for
-//! a long document.
+//! a long document, a long recording or a video that fills the largest context.
 
+mod audio;
 mod base64;
 mod document;
 mod image;
 
+use memchr::memmem;
+
 use self::base64::{Base64, decode};
 use crate::base::rope::Rope;
 
-/// What a text is that carries a medium, by how the text begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a text is that carries a medium, by how the text begins or by what is said of it. The dearest is the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Medium {
     Image,
     Document,
+    Audio,
+    Video,
 }
 
 /// The media of a request.
@@ -26,7 +31,8 @@ pub(super) enum Medium {
 pub(super) struct Media {
     /// With the tokens of a frontier model.
     images: u64,
-    documents: u64,
+    /// Documents, sound and video.
+    others: u64,
     /// Those that are in the body, until they are read: where each text begins.
     inline: Vec<(Medium, u64)>,
 }
@@ -41,12 +47,12 @@ impl Media {
         }
     }
 
-    /// Counts a document of which nothing can be read.
-    pub(super) fn add_document(&mut self) {
-        self.add(Medium::Document, None);
+    /// Counts a medium of which nothing can be read.
+    pub(super) fn add_unread(&mut self, medium: Medium) {
+        self.add(medium, None);
     }
 
-    /// Counts so many media that are fetched: as large images.
+    /// Counts so many images that are fetched: as large ones.
     pub(super) fn fetch(&mut self, count: u64) {
         self.images = self.images.saturating_add(count.saturating_mul(image::MAX_TOKENS));
     }
@@ -57,12 +63,16 @@ impl Media {
         for (medium, at) in std::mem::take(&mut self.inline) {
             let most = left.min(match medium {
                 Medium::Image => image::MAX_HEAD_BYTES,
-                Medium::Document => document::MAX_BYTES,
+                Medium::Document | Medium::Audio => document::MAX_BYTES,
+                // No form of it bounds its own length.
+                Medium::Video => 0,
             });
             let mut bytes = decode(body, at, most);
             let tokens = match medium {
                 Medium::Image => image::tokens(&mut bytes),
                 Medium::Document => document::tokens(&mut bytes),
+                Medium::Audio => audio::tokens(&mut bytes, body.len().saturating_sub(at)),
+                Medium::Video => None,
             };
             left -= bytes.read();
             self.add(medium, tokens);
@@ -73,13 +83,15 @@ impl Media {
     pub(super) fn tokens(&self, model: &str) -> u64 {
         // OpenAI bills images of this model with 33 times the tokens of its others.
         let factor = if model.contains("gpt-4o-mini") { 33 } else { 1 };
-        self.images.saturating_mul(factor).saturating_add(self.documents)
+        self.images.saturating_mul(factor).saturating_add(self.others)
     }
 
     fn add(&mut self, medium: Medium, tokens: Option<u64>) {
         let (sum, unread) = match medium {
             Medium::Image => (&mut self.images, image::MAX_TOKENS),
-            Medium::Document => (&mut self.documents, document::UNREAD_TOKENS),
+            Medium::Document => (&mut self.others, document::UNREAD_TOKENS),
+            Medium::Audio => (&mut self.others, audio::UNREAD_TOKENS),
+            Medium::Video => (&mut self.others, VIDEO_TOKENS),
         };
         *sum = sum.saturating_add(tokens.unwrap_or(unread));
     }
@@ -94,26 +106,76 @@ impl Medium {
             return Self::of_base64(start);
         };
         let start = &start[inline.len()..];
-        let is = |kind: &[u8]| {
-            start.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
-        };
-        if is(b"image/") {
-            return Some(Self::Image);
+        if is_kind(start, b"text/") {
+            return None;
         }
-        is(b"application/").then_some(Self::Document)
+        let is_data = || memmem::find(start, b";base64,").is_some();
+        Self::of_type(start)
+            // What has another type, or none, is what the provider makes of it.
+            .or_else(|| (is_kind(start, b"application/") || is_data()).then_some(Self::Document))
+    }
+
+    /// The medium of a type, as it is said of a text that is elsewhere.
+    pub(super) fn of_type(name: &[u8]) -> Option<Self> {
+        let kinds: [(&[u8], Self); 4] = [
+            (b"image/", Self::Image),
+            (b"application/pdf", Self::Document),
+            (b"audio/", Self::Audio),
+            (b"video/", Self::Video),
+        ];
+        kinds.into_iter().find(|(kind, _)| is_kind(name, kind)).map(|(_, medium)| medium)
+    }
+
+    /// The medium that a key or a type of part is named for: `video_url`, `input_audio`.
+    pub(super) fn of_name(name: &[u8]) -> Option<Self> {
+        let of = |part: Option<&[u8; 5]>| match part {
+            Some(b"audio") => Some(Self::Audio),
+            Some(b"video") => Some(Self::Video),
+            _ => None,
+        };
+        of(name.first_chunk()).or_else(|| of(name.last_chunk()))
     }
 
     fn of_base64(start: &[u8]) -> Option<Self> {
         if start.starts_with(b"JVBERi0") {
             return Some(Self::Document);
         }
+        if start.starts_with(b"UklGR") {
+            // The kind of a RIFF stands behind its length.
+            return match start.get(12..16) {
+                Some(b"QVZF") => Some(Self::Audio),
+                Some(b"Vkkg") => Some(Self::Video),
+                _ => Some(Self::Image),
+            };
+        }
+        if SOUNDS.iter().any(|signature| start.starts_with(signature)) {
+            return Some(Self::Audio);
+        }
+        // MP4: a short length, and `ftyp`.
+        let is_boxed = start.starts_with(b"AAAA") && start.get(6..10) == Some(b"Z0eX");
+        if is_boxed || FILMS.iter().any(|signature| start.starts_with(signature)) {
+            return Some(Self::Video);
+        }
         let is_image = SIGNATURES.iter().any(|signature| start.starts_with(signature));
         is_image.then_some(Self::Image)
     }
 }
 
-/// Base64 of the first bytes of PNG, JPEG, GIF and WebP.
-const SIGNATURES: [&[u8]; 4] = [b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR"];
+fn is_kind(name: &[u8], kind: &[u8]) -> bool {
+    name.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
+}
+
+/// Base64 of the first bytes of PNG, JPEG and GIF.
+const SIGNATURES: [&[u8]; 3] = [b"iVBORw0KGgo", b"/9j/", b"R0lGOD"];
+
+/// The same of FLAC, Ogg, and MP3 with a title.
+const SOUNDS: [&[u8]; 3] = [b"ZkxhQ", b"T2dnUw", b"SUQz"];
+
+/// The same of Matroska and WebM, and of MPEG streams.
+const FILMS: [&[u8]; 3] = [b"GkXfo", b"AAABu", b"AAABs"];
+
+/// The largest context: Gemini bills 258 tokens for each second, which is an hour.
+const VIDEO_TOKENS: u64 = 1_000_000;
 
 /// Media of one request that are read; providers take a hundred.
 const MAX_READ: usize = 256;
@@ -135,6 +197,19 @@ mod tests {
             (b"data:image/avif;base64,AAAA", Some(Medium::Image)),
             (b"JVBERi0xLjcK", Some(Medium::Document)),
             (b"DATA:application/pdf;base64,AAAA", Some(Medium::Document)),
+            (b"data:audio/flac;base64,ZkxhQw", Some(Medium::Audio)),
+            (b"data:Video/mp4;base64,AAAA", Some(Medium::Video)),
+            (b"data:;base64,AAAA", Some(Medium::Document)),
+            (b"data:x/y;base64,AAAA", Some(Medium::Document)),
+            (b"ZkxhQwAAACIQABAA", Some(Medium::Audio)),
+            (b"SUQzBAAAAAAAI1RTU0UAAAAP", Some(Medium::Audio)),
+            (b"UklGRgAAAABXQVZFZm10IBAAAAAB", Some(Medium::Audio)),
+            (b"UklGRgAAAABBVkkgTElTVA", Some(Medium::Video)),
+            (b"UklGRgAAAABXRUJQVlA4WAAA", Some(Medium::Image)),
+            (b"AAAAIGZ0eXBpc29tAAACAGlzb20", Some(Medium::Video)),
+            (b"GkXfo59ChoEBQveBAULy", Some(Medium::Video)),
+            (b"data:text/plain;base64,AAAA", None),
+            (b"data: note", None),
             (b"data:text/plain,hello", None),
             (b"hello", None),
             (b"", None),

@@ -278,6 +278,7 @@ const CONTENT: [&[(&[u8], Place)]; 18] = [
         (b"stdout", Place::Text),
         (b"stderr", Place::Text),
         (b"result", Place::Text),
+        (b"format", Place::MediaType),
     ],
     &[
         (b"content", Place::Text),
@@ -297,6 +298,7 @@ const CONTENT: [&[(&[u8], Place)]; 18] = [
         (b"document", Place::Source),
         (b"file_ids", Place::FileId),
         (b"filename", Place::Text),
+        (b"mimeType", Place::MediaType),
     ],
     &[
         (b"arguments", Place::Opaque),
@@ -305,6 +307,7 @@ const CONTENT: [&[(&[u8], Place)]; 18] = [
         (b"operation", Place::Opaque),
         (b"reasoning", Place::Text),
         (b"signature", Place::Text),
+        (b"mime_type", Place::MediaType),
     ],
     &[
         (b"definition", Place::Definition),
@@ -315,6 +318,8 @@ const CONTENT: [&[(&[u8], Place)]; 18] = [
         (b"transcript", Place::Text),
     ],
     &[
+        (b"input_audio", Place::Media),
+        (b"input_video", Place::Media),
         (b"annotations", Place::Opaque),
         (b"tool_use_id", Place::Text),
         (b"description", Place::Text),

@@ -180,6 +180,41 @@ fn a_request_is_taken_for_what_its_parts_cost() {
     assert_eq!(estimate(Messages, &pdf(&format!("{page}=="))), 3000);
     assert_eq!(estimate(Messages, &pdf(&format!("{page}AAAA"))), 200_000);
     assert_eq!(estimate(Messages, &pdf("UEsDBA==")), 200_000);
+    // Sound and video bound no length, wherever it is said what they are; a WAV does.
+    for (part, tokens) in [
+        (r#"{"type":"file","file":{"file_data":"data:video/mp4;base64,AAAA"}}"#, 1_000_000),
+        (r#"{"type":"file","file":{"file_data":"data:audio/flac;base64,AAAA"}}"#, 200_000),
+        (
+            r#"{"type":"file","file":{"file_data":"data:text/plain;base64,AAAA","format":"video/mp4"}}"#,
+            1_000_000,
+        ),
+        (
+            r#"{"type":"file","file":{"format":"audio/flac","file_data":"data:text/plain;base64,AA"}}"#,
+            200_000,
+        ),
+        (r#"{"type":"video_url","video_url":{"url":"data:video/webm;base64,AAAA"}}"#, 1_000_000),
+        (r#"{"type":"image_url","image_url":{"url":"data:video/webm;base64,AAAA"}}"#, 1_000_000),
+        (r#"{"type":"input_audio","input_audio":{"data":"AAAA","format":"mp3"}}"#, 200_000),
+        (
+            r#"{"type":"input_audio","input_audio":{"data":"AAAA","format":"mp3"},"detail":"low"}"#,
+            200_000,
+        ),
+        (r#"{"type":"media","mime_type":"video/mp4","data":"AAAA"}"#, 1_000_000),
+        (r#"{"type":"video","source":{"type":"base64","data":"AAAA"}}"#, 1_000_000),
+        (
+            r#"{"type":"image","source":{"type":"base64","media_type":"video/mp4","data":"AAAA"}}"#,
+            1_000_000,
+        ),
+        (r#"{"type":"x","source":{"type":"base64","data":"AAAAIGZ0eXBpc29t"}}"#, 1_000_000),
+        (
+            r#"{"type":"input_audio","input_audio":{"data":"UklGRgAAAABXQVZFZm10IBAAAAABAAEAgD4AAAB9AAACABAA","format":"wav"}}"#,
+            1,
+        ),
+        (r#"{"type":"redacted_thinking","data":"AAAA"}"#, 0),
+    ] {
+        let parts = format!(r#""messages":[{{"role":"user","content":[{part}]}}]"#);
+        assert_eq!(estimate(ChatCompletions, &parts), tokens, "{part}");
+    }
     // More media than are read are taken for the most.
     let many = format!(
         r#""messages":[{{"role":"user","content":[{}]}}]"#,
@@ -229,6 +264,8 @@ const MEDIA: &[&str] = &[
     "R0lGODlhAQABAAAAACwAAAAAAQABAA==",
     "JVBERi0xLjc=",
     "JVBERi0xLjQKL1R5cGUvUGFnZS9Db3VudCAxPj4=",
+    "data:audio/flac;base64,ZkxhQw==",
+    "AAAAIGZ0eXBpc29t",
 ];
 
 /// G6: what begins like an address is a text to a model that embeds texts, and may be fetched for another one.
