@@ -176,6 +176,7 @@ impl Report {
         if carried.is_partial {
             self.written.hide();
         }
+        self.written.add_media(carried.media);
         let rest = carried.bytes.saturating_sub(self.written.bytes() - counted);
         if rest > 0 {
             self.written.add_length(rest);

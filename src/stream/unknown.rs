@@ -22,6 +22,8 @@ pub(super) struct Carried {
     pub(super) only: Option<usize>,
     /// Part of the reasoning is sealed, or may be.
     pub(super) is_partial: bool,
+    /// Tokens of images and sound, on the high side.
+    pub(super) media: u64,
 }
 
 /// Measures the text in an event; `name` is the event's, empty in chat.
@@ -74,7 +76,12 @@ struct Walk {
     reasoning: Option<(usize, usize)>,
     texts: u64,
     /// By name: the same reasoning under several names counts once.
-    reasonings: [u64; 3],
+    reasonings: [u64; 4],
+    /// The depth of the value that repeats reasoning beside other text.
+    beside: Option<usize>,
+    /// The value that holds images or sound, by its depth.
+    media: Option<(usize, Medium)>,
+    media_tokens: u64,
     /// Strings with text.
     pieces: usize,
     start: usize,
@@ -92,6 +99,19 @@ enum Key {
     Nothing,
     /// Reasoning, by its place.
     Reasoning(usize),
+    /// A value with text of its own, and reasoning once more.
+    Beside,
+    /// A value with images or sound in it.
+    Media(Medium),
+    /// Bytes, or an address.
+    Data,
+}
+
+/// What is no text and is billed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Medium {
+    Image,
+    Audio,
 }
 
 impl Walk {
@@ -105,7 +125,10 @@ impl Walk {
             is_after_key: false,
             reasoning: None,
             texts: 0,
-            reasonings: [0; 3],
+            reasonings: [0; 4],
+            beside: None,
+            media: None,
+            media_tokens: 0,
             pieces: 0,
             start: 0,
             is_partial: false,
@@ -150,6 +173,10 @@ impl Walk {
             Key::Reasoning(place) if is_member && self.reasoning.is_none() => {
                 self.reasoning = Some((self.depth, place));
             }
+            Key::Beside if is_member => self.beside = self.beside.or(Some(self.depth)),
+            Key::Media(medium) if is_member && self.media.is_none() => {
+                self.media = Some((self.depth, medium));
+            }
             _ => (),
         }
     }
@@ -159,6 +186,8 @@ impl Walk {
             self.skipped = 0;
         }
         self.reasoning = self.reasoning.filter(|(depth, _)| *depth != self.depth);
+        self.beside = self.beside.filter(|depth| *depth != self.depth);
+        self.media = self.media.filter(|(depth, _)| *depth != self.depth);
         self.depth -= 1;
     }
 
@@ -173,9 +202,14 @@ impl Walk {
         if is_id || matches!(self.key, Key::Name | Key::Nothing) {
             return;
         }
+        if matches!(self.key, Key::Data | Key::Media(_)) {
+            self.data(text);
+            return;
+        }
         let length = text.len() as u64;
         match (self.reasoning, self.key) {
             (Some((_, place)), _) | (None, Key::Reasoning(place)) => {
+                let place = if self.beside.is_some() { BESIDE } else { place };
                 self.reasonings[place] += length;
             }
             _ => self.texts += length,
@@ -184,12 +218,29 @@ impl Walk {
         self.start = start;
     }
 
+    /// Counts what is no text: an image whole, whatever else is billed by its length.
+    fn data(&mut self, text: &[u8]) {
+        let is_address = text.starts_with(b"http");
+        let within = match self.key {
+            Key::Media(medium) => Some(medium),
+            _ => self.media.map(|(_, medium)| medium),
+        };
+        self.media_tokens += match within {
+            Some(Medium::Image) => IMAGE_TOKENS,
+            _ if IMAGES.iter().any(|start| text.starts_with(start)) => IMAGE_TOKENS,
+            // The address of a source.
+            None if is_address => 0,
+            _ => (text.len() as u64).div_ceil(SOUND_BYTES),
+        };
+    }
+
     fn carried(&self) -> Carried {
         let reasoning = self.reasonings.iter().copied().max().unwrap_or(0);
         Carried {
             bytes: self.texts + reasoning,
-            only: (self.pieces == 1).then_some(self.start),
+            only: (self.pieces == 1 && self.media_tokens == 0).then_some(self.start),
             is_partial: self.is_partial,
+            media: self.media_tokens,
         }
     }
 }
@@ -221,7 +272,11 @@ impl Key {
             | b"item_id"
             | b"obfuscation"
             // Sealed, and what is no text.
-            | b"signature" | b"encrypted_content" | b"data" | b"url" | b"b64_json" => Self::Name,
+            | b"signature" | b"thought_signature" | b"thought_signatures" | b"encrypted_content" => Self::Name,
+            b"data" | b"url" | b"b64_json" => Self::Data,
+            b"provider_specific_fields" => Self::Beside,
+            b"images" | b"image" | b"image_url" => Self::Media(Medium::Image),
+            b"audio" => Self::Media(Medium::Audio),
             // What is said of the text, and what the model read.
             b"usage"
             | b"x_groq"
@@ -237,8 +292,10 @@ impl Key {
             | b"citations"
             | b"citation"
             | b"search_results"
+            | b"web_search_results"
+            | b"tool_results"
             // Once more what stands beside them.
-            | b"thinking_blocks" | b"provider_specific_fields" => Self::Nothing,
+            | b"thinking_blocks" => Self::Nothing,
             _ => Self::Text,
         }
     }
@@ -254,8 +311,20 @@ impl Key {
     }
 }
 
+/// What Gemini bills for an image of its usual size.
+const IMAGE_TOKENS: u64 = 1290;
+
+/// Base64 to a token of sound: speech at 16 kbit/s has 2,700 bytes a second, and Gemini bills 25 tokens for that.
+const SOUND_BYTES: u64 = 100;
+
+/// How images begin: as an address, and the base64 of PNG, JPEG, GIF and WebP.
+const IMAGES: [&[u8]; 5] = [b"data:image/", b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR"];
+
 /// The place of `reasoning_details`.
 const DETAILS: usize = 2;
+
+/// The place of reasoning among the fields that LiteLLM puts beside the protocol's.
+const BESIDE: usize = 3;
 
 /// Bytes of an id.
 const MAX_ID: usize = 64;

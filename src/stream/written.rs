@@ -3,7 +3,8 @@
 //! Nobody counts tokens for us while a stream runs, and a tokenizer of our own would be wrong for
 //! most models. So there are two figures, each wrong on its safe side: [`Written::at_least`] decides
 //! that a stream is cut and that a report is too low, [`Written::estimate`] what a stream is charged
-//! that nobody reported. Both count text only: events without text, comments and framing are nothing.
+//! that nobody reported. Both count text, and the second images and sound: events without any, comments and framing are
+//! nothing.
 
 use memchr::memchr;
 use serde_json::value::RawValue;
@@ -21,6 +22,8 @@ pub(super) struct Written {
     decoded: u64,
     /// Part of what was written is not shown.
     is_partial: bool,
+    /// Tokens of images and sound, on the high side.
+    media: u32,
 }
 
 impl Written {
@@ -45,6 +48,11 @@ impl Written {
     pub(super) fn add_length(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.decoded = self.decoded.saturating_add(bytes);
+    }
+
+    /// Counts images and sound. No two providers bill them alike: they are in the estimate alone.
+    pub(super) fn add_media(&mut self, tokens: u64) {
+        self.media = self.media.saturating_add(u32::try_from(tokens).unwrap_or(u32::MAX));
     }
 
     /// Reasoning is billed in full and shown as a summary, in part, or not at all.
@@ -77,7 +85,8 @@ impl Written {
         if self.is_partial {
             return Tokens(u64::MAX);
         }
-        Tokens(self.pieces.max(self.decoded.div_ceil(SHORT_TOKEN)))
+        let text = self.pieces.max(self.decoded.div_ceil(SHORT_TOKEN));
+        Tokens(text.saturating_add(self.media.into()))
     }
 }
 

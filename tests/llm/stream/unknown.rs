@@ -21,6 +21,7 @@ const UNKNOWN: &[&str] = &[
     r#"data: [{"choices":[{"index":0,"delta":{"content":"WORDS"}}]}]"#,
     r#"data: {"choices":[{"index":0,"delta":{"content":"WORDS"}}]"#,
     r#"data: {"choices":[{"index":0,"delta":{"content":"WORDS","content":""}}]}"#,
+    r#"data: {"choices":[{"index":0,"delta":{"content":"","provider_specific_fields":{"zzz":"WORDS"}}}]}"#,
     "data: WORDS",
 ];
 
@@ -71,10 +72,40 @@ fn framing_and_names_are_no_text() {
     }
 }
 
+/// G15: images and sound are charged when nobody reports, and cut no stream.
+#[test]
+fn media_are_seen() {
+    for (event, tokens) in [
+        (
+            r#"data: {"choices":[{"index":0,"delta":{"images":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}}]}"#,
+            1290,
+        ),
+        (
+            r#"data: {"choices":[{"index":0,"delta":{"content":"a","images":[{"image_url":{"url":"https://x"}},{"b64_json":"AAAA"}]}}]}"#,
+            2580,
+        ),
+        (r#"data: {"choices":[{"index":0,"delta":{"images":["AAAA","AAAA"]}}]}"#, 2580),
+        (r#"data: {"choices":[{"index":0,"delta":{"zzz":{"data":"iVBORw0KGgoAAAA"}}}]}"#, 1290),
+        (
+            r#"data: {"choices":[{"index":0,"delta":{"audio":{"id":"a","data":"WORDSWORDSWORDS"}}}]}"#,
+            2,
+        ),
+        (r#"data: {"choices":[{"index":0,"delta":{"zzz":{"data":"WORDSWORDSWORDS"}}}]}"#, 2),
+    ] {
+        let stream = stream(event);
+        // Text cuts it, as ever.
+        let cut = Reading::of(limited(Route::ChatCompletions), stream.as_bytes(), []);
+        assert_eq!(cut.is_cut, event.contains(r#""content":"a""#), "{event}");
+        let reading = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
+        assert!(reading.estimate >= Tokens(400 * tokens), "{event}: {:?}", reading.estimate);
+        assert!(reading.estimate <= Tokens(400 * (tokens + 1)), "{event}: {:?}", reading.estimate);
+    }
+}
+
 /// G9: reasoning that an upstream sends under several names counts once.
 #[test]
 fn repeated_reasoning_counts_once() {
-    let event = r#"data: {"choices":[{"index":0,"delta":{"content":"","reasoning":"WORDS","reasoning_content":"WORDS","reasoning_details":[{"type":"reasoning.text","text":"WORDS"}],"thinking_blocks":[{"thinking":"WORDS"}]}}]}"#;
+    let event = r#"data: {"choices":[{"index":0,"delta":{"content":"","reasoning":"WORDS","reasoning_content":"WORDS","reasoning_details":[{"type":"reasoning.text","text":"WORDS"}],"thinking_blocks":[{"thinking":"WORDS"}],"provider_specific_fields":{"reasoning_content":"WORDS","thought_signatures":["WORDS"]}}}]}"#;
     let stream = stream(event);
     let reading = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
     assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
