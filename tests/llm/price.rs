@@ -39,6 +39,24 @@ fn each_kind_of_token_has_its_price() {
     assert_eq!(cost(&prices, "claude-opus-4-5", &cached), "0.00025875");
 }
 
+/// G9: sound has its own rate where a provider has one, and no model of the built-in table is free.
+#[test]
+fn sound_has_its_price_and_no_model_is_free() {
+    let prices = Prices::load(&Config::default()).unwrap();
+    let heard = |model| {
+        let (input, audio_input) = (Tokens(1_000_000), Tokens(1_000_000));
+        cost(&prices, model, &Usage { input, audio_input, ..Usage::default() })
+    };
+    assert_eq!(["gemini-2.5-flash", "gemini-embedding-2"].map(heard), ["1", "6.5"]);
+    assert_eq!(heard("gemini-2.5-pro"), "2.5");
+    assert!(prices.find("gemini-exp-1206").is_none());
+    let table = toml::from_str::<toml::Table>(include_str!("../../config/prices.toml")).unwrap();
+    for (model, _) in table["models"].as_table().unwrap() {
+        let price = prices.find(model).unwrap();
+        assert!(!price.most(Tokens(1_000_000), Tokens::ZERO).is_zero(), "{model}");
+    }
+}
+
 /// G9: what nobody prices is a policy.
 #[test]
 fn an_unknown_price_is_a_policy() {
