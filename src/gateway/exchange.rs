@@ -4,6 +4,7 @@
 //! accounted for like any other.
 
 mod charge;
+mod error_body;
 mod followed;
 mod sent;
 
@@ -38,6 +39,7 @@ use crate::upstream::headers::{self, Facts, Outgoing};
 use crate::upstream::redactor::Redactor;
 
 use charge::Silence;
+use error_body::ErrorBody;
 pub use followed::{Broken, Followed};
 
 /// A request being served. It rides in the response's body and ends with it.
@@ -93,6 +95,10 @@ pub struct Exchange {
     permit: Option<RequestPermit>,
     /// For an answer that is an error, or may be one.
     redactor: Option<Box<Redactor>>,
+    /// For an answer that is an error.
+    error_body: Option<Box<ErrorBody>>,
+    /// What the text of an error is taken for.
+    error_tokens: Tokens,
     _in_flight: InFlight,
 }
 
@@ -157,6 +163,8 @@ impl Exchange {
             until_cut,
             permit: None,
             redactor: None,
+            error_body: None,
+            error_tokens: Tokens::ZERO,
             _in_flight: in_flight,
         })
     }
@@ -345,13 +353,16 @@ impl Exchange {
         {
             self.metered = Some(self.gateway.metrics.model(model));
         }
+        let format = Format::of(&head.headers);
         if head.status.is_client_error() || head.status.is_server_error() {
             self.redact_errors();
+            let is_json = format == Format::Json;
+            let error_body = ErrorBody::new(self.protocol(), head.status, is_json);
+            self.error_body = Some(Box::new(error_body));
         }
         self.policy.overwrites.remove_reflected(&mut head.headers);
         self.facts = headers::to_client(&mut head.headers, &self.policy.config.headers);
         self.tell_budget(&mut head.headers);
-        let format = Format::of(&head.headers);
         self.is_unreadable = format == Format::Opaque;
         self.is_stream &= format != Format::Json;
         let mut observer = Observer::new(self.route.unwrap_or(Route::Models), format, usage_chunk);

@@ -31,6 +31,8 @@ struct Account {
     estimate: Tokens,
     /// What may have been written in the time in which no text came.
     unseen: Tokens,
+    /// What the text of an error is taken for.
+    told: Tokens,
     /// Whether the answer stopped before its end, and all text that was written has been seen, but for `unseen`.
     is_seen: bool,
 }
@@ -53,8 +55,11 @@ impl Account {
         let input = if partial.input.is_zero() { self.reserved.input } else { partial.input };
         let output = match self.status {
             // The upstream failed, after it may have read the request.
-            Some(500..) => Tokens::ZERO,
-            Some(400..) => return partial,
+            Some(500..) => self.told,
+            Some(400..) => {
+                let told = self.told.min(self.reserved.output);
+                return Usage { output: partial.output.max(told), ..partial };
+            }
             _ if self.is_seen => self.estimate + self.unseen,
             _ => self.reserved.output,
         };
@@ -97,6 +102,7 @@ impl Exchange {
             },
             estimate: self.estimate,
             unseen: self.silence.tokens(until, self.choices),
+            told: self.error_tokens,
             is_seen: self.is_stream && !goes_on && !self.is_unreadable && !self.is_whole,
         }
         .usage()
@@ -189,6 +195,7 @@ mod tests {
             at_least: Tokens(10),
             estimate: Tokens(40),
             unseen: Tokens(7),
+            told: Tokens::ZERO,
             is_seen: true,
         }
     }
@@ -243,6 +250,16 @@ mod tests {
                 "the upstream failed",
                 Account { status: Some(503), at_least: Tokens::ZERO, ..unread },
                 (50, 0, Estimated),
+            ),
+            (
+                "the upstream failed, and tells much",
+                Account { status: Some(500), at_least: Tokens::ZERO, told: Tokens(70), ..unread },
+                (50, 70, Estimated),
+            ),
+            (
+                "the upstream refused, and tells much",
+                Account { status: Some(400), told: Tokens(70), ..unread },
+                (0, 70, Estimated),
             ),
             ("the upstream refused", Account { status: Some(429), ..unread }, (0, 0, Estimated)),
         ] {

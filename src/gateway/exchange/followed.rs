@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::Exchange;
+use super::error_body::MAX_ERROR_BYTES;
 use crate::audit::record::Outcome;
 use crate::budget::Source;
 use crate::gateway::Gateway;
@@ -141,7 +142,11 @@ impl Passing {
             self.exchange.code = Some(OUTPUT_LIMIT_REACHED);
             self.exchange.outcome = Outcome::CutOff;
         }
-        Ok(Some(self.exchange.redact(passed, self.observer.may_be_error())))
+        let passed = self.exchange.redact(passed, self.observer.may_be_error());
+        let Some(error_body) = &mut self.exchange.error_body else { return Ok(Some(passed)) };
+        error_body.push(&passed);
+        self.exchange.error_tokens = error_body.tokens();
+        Ok(None)
     }
 
     fn end(&mut self) -> Option<Bytes> {
@@ -150,7 +155,11 @@ impl Passing {
         let last = self.observer.end();
         let Some(mut redactor) = self.exchange.redactor.take() else { return last };
         let passed = redactor.frame(&last.unwrap_or_default());
-        Some([passed, redactor.end()].concat().into())
+        let rest: Bytes = [passed, redactor.end()].concat().into();
+        let Some(mut error_body) = self.exchange.error_body.take() else { return Some(rest) };
+        error_body.push(&rest);
+        self.exchange.error_tokens = error_body.tokens();
+        Some(error_body.end())
     }
 
     fn fail(&mut self, error: upstream::Error) -> Broken {
@@ -159,6 +168,13 @@ impl Passing {
         self.exchange.gateway.metrics.upstream_error(error.code());
         self.exchange.gateway.upstream.failures().failed(&error);
         error.into()
+    }
+
+    /// The length of the upstream's body, unless it is that of an error that may be cut.
+    fn size_hint(&self) -> SizeHint {
+        let hint = self.body.size_hint();
+        let is_cut = hint.exact().is_none_or(|length| length > MAX_ERROR_BYTES as u64);
+        if self.exchange.error_body.is_some() && is_cut { SizeHint::default() } else { hint }
     }
 
     fn is_abandoned(&self) -> bool {
@@ -232,7 +248,7 @@ impl Body for Followed {
     /// Exact where the upstream told the length and nothing will be taken out.
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Some(passing) if passing.observer.is_transparent() => passing.body.size_hint(),
+            Some(passing) if passing.observer.is_transparent() => passing.size_hint(),
             _ => SizeHint::default(),
         }
     }

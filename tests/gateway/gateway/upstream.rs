@@ -255,6 +255,50 @@ async fn what_is_said_of_our_key_is_not_the_agents() {
     app.stop().await;
 }
 
+/// G9: an error that is longer than errors are is cut, and what may be an answer in it is charged.
+#[tokio::test]
+async fn a_long_error_is_cut_and_charged() {
+    let (listener, upstream) = wire::listen().await;
+    let app =
+        TestApp::with(|config| config.upstream.url = upstream.to_string().parse().unwrap()).await;
+    let answer = "The answer the agent wanted. ".repeat(700);
+    let long =
+        json!({"type": "error", "error": {"type": "api_error", "message": answer}}).to_string();
+    let short = json!({"error": {"message": answer[..300]}}).to_string();
+    for (status, said) in [(500, &long), (400, &long), (500, &short)] {
+        let head = format!(
+            "HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            said.len()
+        );
+        let upstream = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            wire::request(&mut stream).await;
+            wire::say(&mut stream, &format!("{head}{said}")).await;
+        };
+        let (mut body, client) = (unary("fake"), app.client());
+        body["max_tokens"] = json!(2000);
+        let (response, ()) = tokio::join!(client.post("/v1/messages", &body), upstream);
+        assert_eq!(response.status, status);
+        if said.len() < 4096 {
+            assert_eq!(response.text(), *said);
+            continue;
+        }
+        let error = response.json();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("The answer") && message.ends_with(" more bytes]"),
+            "{message}"
+        );
+        assert!(message.len() < 4200, "{message}");
+        assert_eq!(error["error"]["code"], "upstream_error_cut");
+    }
+    let settled = app.recorded("request.settled", 3).await;
+    let outputs: Vec<_> =
+        settled.iter().map(|record| record["charged"]["output"].clone()).collect();
+    assert_eq!(outputs, [1195, 1195, 0]);
+    app.stop().await;
+}
+
 /// G3: nor is our key in a stream's error, wherever the stream is cut, nor in a header that is kept; and our logs have none.
 #[tokio::test]
 async fn our_key_in_an_answer_that_succeeds_is_masked() {
