@@ -5,7 +5,7 @@
 //! What a walk has passed to its end is JSON.
 
 use super::number::Number;
-use super::vector::{find_quote, find_stop};
+use super::vector::{MASKED, SHORT, find_quote, find_stop, quote_mask};
 use super::{is_space, text};
 
 /// A place in the text.
@@ -163,7 +163,25 @@ impl<'a> Cursor<'a> {
 /// `data` where it does not end. Nothing is checked.
 #[inline]
 pub fn split_string(data: &[u8]) -> (&[u8], &[u8]) {
+    let near = data.get(..SHORT).and_then(find_quote);
+    if let Some(end) = near.filter(|end| data[*end] == b'"') {
+        return (&data[..end], &data[end + 1..]);
+    }
     let mut end = 0;
+    while let Some(block) = data.get(end..).and_then(<[u8]>::first_chunk) {
+        let (mut found, mut passed) = (quote_mask(block), MASKED);
+        while found != 0 {
+            let at = found.trailing_zeros() as usize;
+            if block[at] == b'"' {
+                return (&data[..end + at], &data[end + at + 1..]);
+            }
+            // A backslash, and the byte after it, which may be the first of the next block.
+            passed = passed.max(at + 2);
+            found &= u64::MAX << at << 1 << 1;
+        }
+        end += passed;
+    }
+    end = end.min(data.len());
     while let Some(at) = find_quote(&data[end..]) {
         end += at;
         if data[end] == b'"' {

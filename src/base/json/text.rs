@@ -7,7 +7,7 @@
 
 use super::Invalid;
 use super::keys::Name;
-use super::vector::find_stop;
+use super::vector::{MASKED, SHORT, find_stop, stop_mask};
 
 /// A string that is being read.
 #[derive(Default)]
@@ -134,7 +134,10 @@ fn put(name: &mut Option<&mut Name>, character: &[u8]) -> Place {
 /// Length of the text at the start of `data` that is in order and complete: it ends at a quote, at
 /// anything wrong, at what the frame cuts in two, and, now and then, at what is merely rare.
 fn skim(data: &[u8]) -> usize {
-    let mut at = 0;
+    let mut at = match skim_blocks(data) {
+        Ok(passed) => passed,
+        Err(end) => return end,
+    };
     loop {
         let rest = &data[at..];
         let passed = match rest.first() {
@@ -148,6 +151,36 @@ fn skim(data: &[u8]) -> usize {
         }
         at += passed;
     }
+}
+
+/// As [`skim`], as far as there are whole blocks; the error is where it ends.
+fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
+    if let Some(end) = data.get(..SHORT).and_then(find_stop).filter(|end| data[*end] == b'"') {
+        return Err(end);
+    }
+    let mut at = 0;
+    while let Some(block) = data[at..].first_chunk() {
+        let (mut stops, mut passed) = (stop_mask(block), MASKED);
+        while stops != 0 {
+            let stop = stops.trailing_zeros() as usize;
+            let rest = &data[at + stop..];
+            let length = match rest[0] {
+                b'\\' => escape(rest),
+                0x80.. => sequence(rest),
+                _ => 0,
+            };
+            if length == 0 {
+                return Err(at + stop);
+            }
+            // It may reach over the end of the block.
+            passed = passed.max(stop + length);
+            stops &= u64::MAX
+                .checked_shl(u32::try_from(stop + length).unwrap_or(u64::BITS))
+                .unwrap_or(0);
+        }
+        at += passed;
+    }
+    Ok(at)
 }
 
 /// Length of the escape at the start of `data`; 0 if it needs a closer look.

@@ -13,6 +13,31 @@ pub(super) fn find_stop(data: &[u8]) -> Option<usize> {
     data.iter().position(|byte| is_stop(*byte))
 }
 
+/// One bit for each byte that is no plain text, the first byte's the lowest.
+#[inline]
+pub(super) fn stop_mask(bytes: &[u8; MASKED]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    return mask_of(bytes, stops);
+    #[cfg(not(target_arch = "x86_64"))]
+    bytes.iter().rev().fold(0, |mask, byte| mask << 1 | u64::from(is_stop(*byte)))
+}
+
+/// One bit for each byte that is a quote or a backslash, the first byte's the lowest.
+#[inline]
+pub(super) fn quote_mask(bytes: &[u8; MASKED]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    return mask_of(bytes, quotes);
+    #[cfg(not(target_arch = "x86_64"))]
+    bytes.iter().rev().fold(0, |mask, byte| mask << 1 | u64::from(is_quote(*byte)))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn mask_of(bytes: &[u8; MASKED], search: impl Fn(&[u8; BLOCK]) -> u32) -> u64 {
+    let (blocks, _) = bytes.as_chunks();
+    blocks.iter().rev().fold(0, |mask, block| mask << BLOCK | u64::from(search(block)))
+}
+
 /// Where the first quote or backslash stands.
 #[inline]
 pub(super) fn find_quote(data: &[u8]) -> Option<usize> {
@@ -120,6 +145,12 @@ mod sse2 {
     }
 }
 
+/// Bytes that are looked at together where many of them need a look.
+pub(super) const MASKED: usize = 64;
+
+/// Bytes that are looked at before so many are: most strings are short.
+pub(super) const SHORT: usize = 16;
+
 /// Bytes of a vector.
 #[cfg(target_arch = "x86_64")]
 const BLOCK: usize = 16;
@@ -128,7 +159,7 @@ const BLOCK: usize = 16;
 mod tests {
     use proptest::prelude::*;
 
-    use super::{find_quote, find_stop, is_quote, is_stop};
+    use super::{find_quote, find_stop, is_quote, is_stop, quote_mask, stop_mask};
 
     proptest! {
         #[test]
@@ -148,6 +179,13 @@ mod tests {
             let data = &data[from.min(data.len())..];
             prop_assert_eq!(find_stop(data), data.iter().position(|byte| is_stop(*byte)));
             prop_assert_eq!(find_quote(data), data.iter().position(|byte| is_quote(*byte)));
+            if let Some(block) = data.first_chunk() {
+                let mask = stop_mask(block);
+                for (at, byte) in block.iter().enumerate() {
+                    prop_assert_eq!(mask >> at & 1 == 1, is_stop(*byte));
+                    prop_assert_eq!(quote_mask(block) >> at & 1 == 1, is_quote(*byte));
+                }
+            }
         }
     }
 }
