@@ -10,8 +10,7 @@
 pub fn encode(bytes: &[u8], text: &mut [u8]) {
     debug_assert_eq!(text.len(), bytes.len() * 2);
     for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
-        pair[0] = DIGITS[usize::from(byte >> 4)];
-        pair[1] = DIGITS[usize::from(byte & 15)];
+        pair.copy_from_slice(&PAIRS[usize::from(*byte)]);
     }
 }
 
@@ -46,3 +45,14 @@ fn digit(character: u8) -> Option<u8> {
 }
 
 const DIGITS: &[u8; 16] = b"0123456789abcdef";
+
+/// The digits of each byte.
+static PAIRS: [[u8; 2]; 256] = {
+    let mut pairs = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        pairs[byte] = [DIGITS[byte >> 4], DIGITS[byte & 15]];
+        byte += 1;
+    }
+    pairs
+};
