@@ -121,6 +121,10 @@ impl Rate {
     }
 
     fn update(&mut self, now: Instant) {
+        if self.limit.is_none() {
+            (self.taken, self.updated) = (0, self.updated.max(now));
+            return;
+        }
         let refilled = self.refilled(now.saturating_duration_since(self.updated));
         self.taken = self.taken.saturating_sub(refilled);
         // Threads read the clock before they have the lock: no time may count twice.
