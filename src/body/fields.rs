@@ -38,8 +38,8 @@ impl Reading<'_> {
         for at in 0..self.call.draft.members().len() {
             let member = self.member(at);
             let (key, is_plain) = (member.key, member.is_plain);
-            let field = key.as_str().and_then(|name| field::find(self.route, name));
-            match (field, key.as_str()) {
+            let name = key.as_str();
+            match (name.and_then(|name| field::find(self.route, name)), name) {
                 (Some(field), name) => {
                     self.take(&field, name.unwrap_or(field.name), at)?;
                     if !is_plain && !matches!(field.rule, Rule::Drop(_)) {
