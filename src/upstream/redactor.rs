@@ -27,7 +27,10 @@ impl Redactor {
 
     /// Whether a secret stands in a text.
     pub(super) fn finds(&self, text: &[u8]) -> bool {
-        self.secrets.iter().any(|secret| memmem::find(text, secret.expose().as_bytes()).is_some())
+        self.secrets
+            .iter()
+            .map(|secret| secret.expose().as_bytes())
+            .any(|secret| text.len() >= secret.len() && memmem::find(text, secret).is_some())
     }
 
     /// Returns what may pass of the body so far.
