@@ -106,7 +106,7 @@ pub struct Oversize;
 enum Reader {
     Sse(Blocks),
     Filtered(Filter),
-    Json(Box<Body>),
+    Json(Body),
     Opaque,
 }
 
@@ -137,7 +137,7 @@ impl Observer {
                 Reader::Filtered(Filter::default())
             }
             (Format::Sse, _) => Reader::Sse(Blocks::default()),
-            (Format::Json, _) => Reader::Json(Box::default()),
+            (Format::Json, _) => Reader::Json(Body::default()),
             (Format::Opaque, _) => Reader::Opaque,
         };
         Self { reader, report: Report::new(route) }
