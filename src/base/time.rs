@@ -1,6 +1,24 @@
-//! Time that can be counted to.
+//! Time that can be counted to, and that is up.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
+
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+/// As tokio's `timeout`, but what is ready at once needs no timer.
+pub async fn timeout_unless_ready<F: Future>(
+    limit: Duration,
+    future: F,
+) -> Result<F::Output, Elapsed> {
+    let mut future = pin!(future);
+    match poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
+        Poll::Ready(done) => Ok(done),
+        Poll::Pending => timeout(limit, future).await,
+    }
+}
 
 /// A hundred years. A configured time is cut to it before it is added to a clock, which cannot count to any sum.
 pub const MAX_TIME: Duration = Duration::from_hours(36_500 * 24);

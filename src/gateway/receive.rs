@@ -12,6 +12,7 @@ use super::limits::{Overload, RequestPermit};
 use super::policy::Config;
 use crate::base::drain::Drain;
 use crate::base::json::Invalid;
+use crate::base::time::timeout_unless_ready;
 use crate::body::{Body, Reader};
 use crate::protocol::Route;
 
@@ -69,7 +70,7 @@ impl<B: RequestBody> Arriving<B> {
         let limit = policy.body_timeout;
         // A client that waited to be told to send is told by the first read.
         self.must_be_read = self.is_http1;
-        let received = timeout(limit, self.read(route, policy, permit)).await;
+        let received = timeout_unless_ready(limit, self.read(route, policy, permit)).await;
         let received = received.unwrap_or(Err(Error::Timeout(limit)));
         if let Ok(_) | Err(Error::Timeout(_) | Error::BrokenOff(_)) = &received {
             self.must_be_read = false;
