@@ -10,6 +10,7 @@ pub mod db;
 pub mod disk;
 pub mod drain;
 pub mod gate;
+pub mod header_lines;
 pub mod hex;
 pub mod json;
 pub mod memory;

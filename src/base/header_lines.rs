@@ -1,0 +1,130 @@
+//! Header fields as HTTP/1.1 writes them, for heads that are made once and sent once: no table, and one buffer for all.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Lines of `name: value`, each with its end. Names are in small letters, and no value has a line end.
+#[derive(Clone, Debug, Default)]
+pub struct HeaderLines(Vec<u8>);
+
+impl HeaderLines {
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self(Vec::with_capacity(bytes))
+    }
+
+    /// Adds a field. The value is one that a parser of HTTP has let through, or our own.
+    pub fn push(&mut self, name: &str, value: &[u8]) {
+        push_line(&mut self.0, name, value);
+    }
+
+    pub fn push_number(&mut self, name: &str, number: u64) {
+        self.push(name, itoa::Buffer::new().format(number).as_bytes());
+    }
+
+    /// Adds a field whose value is written by `write`.
+    pub fn push_with(&mut self, name: &str, write: impl FnOnce(&mut Vec<u8>)) {
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.extend_from_slice(b": ");
+        write(&mut self.0);
+        self.0.extend_from_slice(b"\r\n");
+    }
+
+    /// The first value of a field.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        lines(&self.0).find(|line| line.name == name.as_bytes()).map(|line| line.value)
+    }
+
+    /// The values of a field, in their order.
+    pub fn get_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        lines(&self.0).filter(move |line| line.name == name.as_bytes()).map(|line| line.value)
+    }
+
+    /// Keeps only the fields of which that is true.
+    pub fn retain(&mut self, keeps: impl Fn(&[u8], &[u8]) -> bool) {
+        if lines(&self.0).all(|line| keeps(line.name, line.value)) {
+            return;
+        }
+        let mut kept = Vec::with_capacity(self.0.len());
+        for line in lines(&self.0).filter(|line| keeps(line.name, line.value)) {
+            for part in [line.name, b": ", line.value, b"\r\n"] {
+                kept.extend_from_slice(part);
+            }
+        }
+        self.0 = kept;
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The fields in a table, as hyper wants them.
+    pub fn into_headers(self) -> HeaderMap {
+        let text = Bytes::from(self.0);
+        let mut headers = HeaderMap::with_capacity(8);
+        for line in lines(&text) {
+            let value = HeaderValue::from_maybe_shared(text.slice_ref(line.value));
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(line.name), value) {
+                headers.append(name, value);
+            }
+        }
+        headers
+    }
+}
+
+impl From<&HeaderMap> for HeaderLines {
+    fn from(headers: &HeaderMap) -> Self {
+        let mut lines = Self::with_capacity(256);
+        for (name, value) in headers {
+            lines.push(name.as_str(), value.as_bytes());
+        }
+        lines
+    }
+}
+
+/// Adds a line to a head.
+pub fn push_line(text: &mut Vec<u8>, name: &str, value: &[u8]) {
+    for part in [name.as_bytes(), b": ", value, b"\r\n"] {
+        text.extend_from_slice(part);
+    }
+}
+
+struct HeaderLine<'a> {
+    name: &'a [u8],
+    value: &'a [u8],
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = HeaderLine<'_>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let name = memchr::memchr(b':', rest)?;
+        let end = name + memchr::memchr(b'\r', &rest[name..])?;
+        let line = HeaderLine { name: &rest[..name], value: &rest[name + 2..end] };
+        rest = &rest[end + 2..];
+        Some(line)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HeaderLines;
+
+    #[test]
+    fn lines_are_found_taken_out_and_made_a_table() {
+        let mut lines = HeaderLines::default();
+        lines.push("retry-after", b"a: b");
+        lines.push("x-empty", b"");
+        lines.push_number("x-left", 18);
+        lines.push("retry-after", b"caf\xe9");
+        assert_eq!(lines.get("x-left"), Some(&b"18"[..]));
+        assert_eq!(lines.get("x-empty"), Some(&b""[..]));
+        assert_eq!(lines.get("left"), None);
+        assert_eq!(lines.get_all("retry-after").count(), 2);
+        let headers = lines.clone().into_headers();
+        assert_eq!(
+            HeaderLines::from(&headers).get_all("retry-after").last(),
+            Some(&b"caf\xe9"[..])
+        );
+        lines.retain(|_, value| value != b"18");
+        assert_eq!(lines.as_bytes(), b"retry-after: a: b\r\nx-empty: \r\nretry-after: caf\xe9\r\n");
+    }
+}
