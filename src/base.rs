@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** nothing here knows what a run is.
 
+pub mod alarm;
 pub mod b64;
 pub mod bound;
 pub mod canonical;
