@@ -5,6 +5,7 @@
 pub mod alarm;
 pub mod b64;
 pub mod bound;
+pub mod cancel_watch;
 pub mod canonical;
 pub mod clock;
 pub mod db;

@@ -1,0 +1,73 @@
+//! A token's end, as a task waits for it that is polled many times before.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+/// Tells when a token is cancelled. The task is put on the list of those that are told once, not at each poll.
+pub struct CancelWatch {
+    token: CancellationToken,
+    waiting: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Waker)>,
+}
+
+impl CancelWatch {
+    pub fn new(token: CancellationToken) -> Self {
+        Self { token, waiting: None }
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    /// Ready when the token is cancelled.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_cancelled() {
+            return Poll::Ready(());
+        }
+        let (waiting, waker) = match &mut self.waiting {
+            Some((_, waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
+            Some(waiting) => waiting,
+            none => {
+                none.insert((Box::pin(self.token.clone().cancelled_owned()), cx.waker().clone()))
+            }
+        };
+        waker.clone_from(cx.waker());
+        waiting.as_mut().poll(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::runtime::Builder;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    #[test]
+    fn a_task_that_polled_before_is_woken() {
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let token = CancellationToken::new();
+            let mut watch = CancelWatch::new(token.clone());
+            let another_task = &mut Context::from_waker(Waker::noop());
+            assert!(watch.poll(another_task).is_pending());
+            let mut polls = 0;
+            poll_fn(|cx| {
+                polls += 1;
+                if polls == 3 {
+                    token.cancel();
+                } else if polls < 3 {
+                    cx.waker().wake_by_ref();
+                }
+                let told = watch.poll(cx);
+                assert_eq!(told.is_ready(), polls >= 3);
+                told
+            })
+            .await;
+            assert!(watch.is_cancelled());
+        });
+    }
+}
