@@ -32,7 +32,7 @@ use self::draft::Draft;
 use self::embedder::embeds_text_only;
 use self::fields::{Asked, Reading};
 use self::inside::{Found, Need};
-use crate::base::rope::Rope;
+use crate::base::rope::{Rope, SplicedRope};
 use crate::budget::Tokens;
 use crate::protocol::Route;
 use crate::stream::UsageChunk;
@@ -202,6 +202,11 @@ impl Call {
 
     /// The body as it goes upstream, with all changes made.
     pub fn into_body(self) -> Rope {
+        self.into_spliced().into_rope()
+    }
+
+    /// The body as it goes upstream, and the changes, which are made when it is sent.
+    pub fn into_spliced(self) -> SplicedRope {
         self.draft.finish()
     }
 

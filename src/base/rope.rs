@@ -18,8 +18,17 @@ use hyper::body::{Body, Frame, SizeHint};
 /// A sequence of bytes in pieces, none of them empty.
 #[derive(Clone, Default)]
 pub struct Rope {
-    pieces: VecDeque<Bytes>,
+    /// Most bodies are one piece, which needs no list.
+    first: Bytes,
+    more: VecDeque<Bytes>,
     len: u64,
+}
+
+/// A rope, and the edits that are made when it is sent.
+#[derive(Debug, Default)]
+pub struct SplicedRope {
+    rope: Rope,
+    edits: Vec<(Range<u64>, Bytes)>,
 }
 
 impl Rope {
@@ -29,7 +38,8 @@ impl Rope {
     /// one: otherwise a client that sends its body byte by byte would make us hold a piece, and
     /// perhaps a buffer behind it, for each byte.
     pub fn push(&mut self, frame: Bytes) {
-        match self.pieces.back_mut() {
+        let last = if self.more.is_empty() { Some(&mut self.first) } else { self.more.back_mut() };
+        match last.filter(|last| !last.is_empty()) {
             Some(last) if last.len() + frame.len() <= JOINED => {
                 self.len += frame.len() as u64;
                 *last = join(mem::take(last), &frame);
@@ -49,25 +59,26 @@ impl Rope {
 
     /// The pieces, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
-        self.pieces.iter()
+        Some(&self.first).filter(|first| !first.is_empty()).into_iter().chain(&self.more)
     }
 
     pub fn into_pieces(self) -> VecDeque<Bytes> {
-        self.pieces
+        self.iter().cloned().collect()
     }
 
     /// Takes the first piece out.
     pub fn pop(&mut self) -> Option<Bytes> {
-        let piece = self.pieces.pop_front()?;
+        let next = self.more.pop_front().unwrap_or_default();
+        let piece = mem::replace(&mut self.first, next);
         self.len -= piece.len() as u64;
-        Some(piece)
+        (!piece.is_empty()).then_some(piece)
     }
 
     /// The bytes in `range`, as far as they exist. They are copied where they stand in more than
     /// one piece, so this is for small ranges.
     pub fn slice(&self, range: Range<u64>) -> Bytes {
         let mut start = 0;
-        let cuts = self.pieces.iter().filter_map(|piece| {
+        let cuts = self.iter().filter_map(|piece| {
             let within = |offset: u64| clamp(offset.saturating_sub(start), piece.len());
             let cut = within(range.start)..within(range.end);
             start += piece.len() as u64;
@@ -78,14 +89,13 @@ impl Rope {
 
     /// The bytes in `range`, where they stand in the first piece.
     pub fn peek(&self, range: Range<u64>) -> Option<&[u8]> {
-        let first = self.pieces.front()?;
-        first.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+        self.first.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
     }
 
     /// The bytes from an offset on, one after the other.
     pub fn bytes_from(&self, offset: u64) -> impl Iterator<Item = u8> {
         let mut before = offset;
-        self.pieces.iter().flat_map(move |piece| {
+        self.iter().flat_map(move |piece| {
             let skipped = clamp(before, piece.len());
             before -= skipped as u64;
             piece[skipped..].iter().copied()
@@ -99,7 +109,7 @@ impl Rope {
     /// If the ranges are not in order, overlap, or reach past the end.
     #[must_use]
     pub fn splice(mut self, edits: impl IntoIterator<Item = (Range<u64>, Bytes)>) -> Self {
-        let mut spliced = Self { pieces: VecDeque::with_capacity(self.pieces.len() + 4), len: 0 };
+        let mut spliced = Self::default();
         let mut at = 0;
         for (range, bytes) in edits {
             assert!(at <= range.start && range.start <= range.end, "edits are in order");
@@ -113,9 +123,14 @@ impl Rope {
     }
 
     fn append(&mut self, piece: Bytes) {
-        if !piece.is_empty() {
-            self.len += piece.len() as u64;
-            self.pieces.push_back(piece);
+        if piece.is_empty() {
+            return;
+        }
+        self.len += piece.len() as u64;
+        if self.first.is_empty() {
+            self.first = piece;
+        } else {
+            self.more.push_back(piece);
         }
     }
 
@@ -124,15 +139,54 @@ impl Rope {
         assert!(len <= self.len, "the rope is {} bytes long, not {len}", self.len);
         self.len -= len;
         let mut left = clamp(len, usize::MAX);
-        while left > 0
-            && let Some(mut piece) = self.pieces.pop_front()
-        {
-            if left < piece.len() {
-                self.pieces.push_front(piece.split_off(left));
-            }
+        while left > 0 && !self.first.is_empty() {
+            let piece = if left < self.first.len() {
+                self.first.split_to(left)
+            } else {
+                mem::replace(&mut self.first, self.more.pop_front().unwrap_or_default())
+            };
             left -= piece.len();
             each(piece);
         }
+    }
+}
+
+impl SplicedRope {
+    /// The edits are as [`Rope::splice`] wants them.
+    pub fn new(rope: Rope, edits: Vec<(Range<u64>, Bytes)>) -> Self {
+        Self { rope, edits }
+    }
+
+    /// Length in bytes, with all edits made.
+    pub fn len(&self) -> u64 {
+        let change = |length: u64, (range, bytes): &(Range<u64>, Bytes)| {
+            (length + bytes.len() as u64).saturating_sub(range.end - range.start)
+        };
+        self.edits.iter().fold(self.rope.len(), change)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Makes the edits, and copies nothing.
+    pub fn into_rope(self) -> Rope {
+        if self.edits.is_empty() { self.rope } else { self.rope.splice(self.edits) }
+    }
+
+    /// Makes the edits in a copy, behind `text`: where it is short, cheaper than to cut it into pieces.
+    pub fn append_to(self, text: &mut Vec<u8>) {
+        if !self.rope.more.is_empty() {
+            self.into_rope().iter().for_each(|piece| text.extend_from_slice(piece));
+            return;
+        }
+        let (whole, mut at) = (&self.rope.first, 0);
+        for (range, bytes) in &self.edits {
+            text.extend_from_slice(&whole[at..clamp(range.start, whole.len())]);
+            text.extend_from_slice(bytes);
+            at = clamp(range.end, whole.len());
+        }
+        text.extend_from_slice(&whole[at..]);
     }
 }
 
@@ -143,11 +197,11 @@ impl Buf for Rope {
     }
 
     fn chunk(&self) -> &[u8] {
-        self.pieces.front().map_or(&[], |piece| piece)
+        &self.first
     }
 
     fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let filled = slices.iter_mut().zip(&self.pieces).map(|(slice, piece)| {
+        let filled = slices.iter_mut().zip(self.iter()).map(|(slice, piece)| {
             *slice = IoSlice::new(piece);
         });
         filled.count()
@@ -179,12 +233,9 @@ impl Body for Rope {
     }
 }
 
-/// With room for the pieces that an edit makes of it.
 impl From<Bytes> for Rope {
     fn from(piece: Bytes) -> Self {
-        let mut rope = Self { pieces: VecDeque::with_capacity(4), len: 0 };
-        rope.append(piece);
-        rope
+        Self { len: piece.len() as u64, first: piece, more: VecDeque::new() }
     }
 }
 
@@ -199,7 +250,10 @@ impl FromIterator<Bytes> for Rope {
 /// Sizes only: a body holds prompts.
 impl fmt::Debug for Rope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rope").field("len", &self.len).field("pieces", &self.pieces.len()).finish()
+        f.debug_struct("Rope")
+            .field("len", &self.len)
+            .field("pieces", &self.iter().count())
+            .finish()
     }
 }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::field::SHORT;
 use crate::base::json::{Document, Limits, Member, Scanner};
-use crate::base::rope::Rope;
+use crate::base::rope::{Rope, SplicedRope};
 
 /// Bytes to be replaced, and by what.
 pub(super) type Edit = (Range<u64>, Bytes);
@@ -27,7 +27,7 @@ pub(super) struct Draft {
     /// Changes within members that stay; no two overlap.
     edits: Vec<Edit>,
     /// Members that come to the end, by name, each with the comma before it.
-    added: Vec<(&'static str, Bytes)>,
+    added: [Option<(&'static str, Bytes)>; MAX_ADDED],
 }
 
 impl Draft {
@@ -85,24 +85,25 @@ impl Draft {
     /// Adds a member at the end, or another value to one that was added before. `text` is the whole
     /// member with the comma before it.
     pub(super) fn add(&mut self, name: &'static str, text: Bytes) {
-        match self.added.iter_mut().find(|(added, _)| *added == name) {
-            Some((_, before)) => *before = text,
-            None => self.added.push((name, text)),
-        }
+        let is_its = |place: &&mut Option<(&str, Bytes)>| {
+            place.as_ref().is_none_or(|(added, _)| *added == name)
+        };
+        let place = self.added.iter_mut().find(is_its);
+        *place.expect("there is a place for each name that we add") = Some((name, text));
     }
 
     /// The body with all changes made.
-    pub(super) fn finish(mut self) -> Rope {
-        if self.edits.is_empty() && self.dropped.is_empty() && self.added.is_empty() {
-            return self.rope;
+    pub(super) fn finish(mut self) -> SplicedRope {
+        if self.edits.is_empty() && self.dropped.is_empty() && self.added[0].is_none() {
+            return SplicedRope::new(self.rope, vec![]);
         }
         self.cut_out();
         let (Some(kept), Some(last)) = (self.last_kept(), self.members.last()) else {
-            return self.rope;
+            return SplicedRope::new(self.rope, vec![]);
         };
         // What stands after the last member that stays goes, and what comes is put there.
         let mut tail = self.members[kept].value.end..last.value.end;
-        for (_, text) in self.added {
+        for (_, text) in self.added.into_iter().flatten() {
             let end = tail.end;
             self.edits.push((tail, text));
             tail = end..end;
@@ -112,7 +113,7 @@ impl Draft {
         }
         // Stable: where two begin at one place, they stay in this order.
         self.edits.sort_by_key(|(range, _)| range.start);
-        self.rope.splice(self.edits)
+        SplicedRope::new(self.rope, self.edits)
     }
 
     /// Edits for the dropped members that others follow: each goes with the comma behind it.
@@ -131,3 +132,6 @@ impl Draft {
         (0..self.members.len()).rev().find(|at| !self.dropped.contains(at))
     }
 }
+
+/// `store`, `stream_options`, and the field that limits the output.
+const MAX_ADDED: usize = 3;

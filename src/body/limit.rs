@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::change::{What, Why};
 use super::{Call, field};
@@ -20,12 +20,9 @@ impl Call {
         let Some(name) = self.route.and_then(field::output_limit) else { return };
         self.requested_output = Some(limit);
         if self.places.output.iter().all(Option::is_none) {
-            let mut text = BytesMut::with_capacity(MEMBER);
-            text.extend_from_slice(b",\"");
-            text.extend_from_slice(name.as_bytes());
-            text.extend_from_slice(b"\":");
-            text.extend_from_slice(itoa::Buffer::new().format(limit.0).as_bytes());
-            self.draft.add(name, text.freeze());
+            let mut digits = itoa::Buffer::new();
+            let member = [",\"", name, "\":", digits.format(limit.0)].concat();
+            self.draft.add(name, member.into());
             self.note(name, What::Forced, Why::Budget);
         } else {
             self.lower_output(limit);
@@ -93,9 +90,6 @@ enum Thinking {
     /// More than we read, or no number.
     Unreadable,
 }
-
-/// Bytes of a member that limits the output, at most.
-const MEMBER: usize = 48;
 
 /// The least that Anthropic accepts as a thinking budget.
 const LEAST_THINKING: u64 = 1024;

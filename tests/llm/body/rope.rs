@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 
 use bytes::{Buf, Bytes};
-use cogni_gateway::base::rope::Rope;
+use cogni_gateway::base::rope::{Rope, SplicedRope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -17,7 +17,15 @@ proptest! {
         for (range, bytes) in edits.iter().rev() {
             expected.splice(indices(range), bytes.iter().copied());
         }
-        let rope = frames(&body, size).splice(edits);
+        for size in [size, body.len().max(1)] {
+            let spliced = SplicedRope::new(frames(&body, size), edits.clone());
+            prop_assert_eq!(spliced.len(), expected.len() as u64);
+            let mut copied = b"head".to_vec();
+            spliced.append_to(&mut copied);
+            prop_assert_eq!(&copied[4..], &expected[..]);
+        }
+        let rope = frames(&body, size);
+        let rope = rope.splice(edits);
         prop_assert_eq!(rope.len(), expected.len() as u64);
         prop_assert_eq!(concat(&rope), expected);
         prop_assert!(rope.iter().all(|piece| !piece.is_empty()));
