@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use cogni_gateway::app::App;
 use cogni_gateway::base::drain::Drain;
+use cogni_gateway::base::header_lines::HeaderLines;
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::budget::price::{self, Prices};
 use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Tokens, Usage};
@@ -53,10 +54,11 @@ fn head(criterion: &mut Criterion) {
     group.bench_function("response policy", |bencher| {
         let answered =
             [("content-type", "application/json"), ("x-litellm-response-cost", "2.5e-05")];
-        let answered = answered.map(|(name, value)| {
-            (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
-        });
-        bencher.iter(|| headers::to_client(&mut answered.iter().cloned().collect(), policy));
+        let mut kept = HeaderLines::default();
+        for (name, value) in answered {
+            kept.push(name, value.as_bytes());
+        }
+        bencher.iter(|| headers::to_client(&mut kept.clone(), policy));
     });
     group.finish();
 }
@@ -93,9 +95,9 @@ fn stages(criterion: &mut Criterion) {
     });
     group.bench_function("headers of what is left", |bencher| {
         bencher.iter(|| {
-            let mut headers = http::HeaderMap::new();
-            budget_headers::tell(&mut headers, &ledger.status());
-            headers
+            let mut fields = HeaderLines::default();
+            budget_headers::tell(&mut fields, &ledger.status());
+            fields
         });
     });
     group.finish();

@@ -35,11 +35,12 @@ use crate::run::Run;
 use crate::stream::UsageChunk;
 use crate::upstream::headers::Outgoing;
 use crate::upstream::{self, Upstream};
-use answer::Answer;
+use answer::{Answer, ClientAnswer};
 use exchange::Exchange;
 use limits::RunCapacity;
 use receive::{Arriving, RequestBody};
 use rejection::Rejection;
+use request::RequestHead;
 
 /// What serves one run on one worker thread.
 pub struct Gateway {
@@ -63,10 +64,10 @@ pub async fn handle(
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
     let (request, mut body) = Arriving::split(request);
-    let mut exchange = Exchange::begin(Arc::clone(&gateway), pid, &request);
+    let mut exchange = Exchange::begin(Arc::clone(&gateway), pid, request.method());
     let received = receive(&mut exchange, request, &mut body).await;
     body.discard(&gateway.tasks);
-    Ok(respond(exchange, received).await)
+    Ok(respond(exchange, received).await.into_response())
 }
 
 /// A request whose body has been read, if it has one.
@@ -81,16 +82,16 @@ enum Received {
 /// All that can be judged by the head is judged before the body is read: what cannot be admitted holds no memory.
 async fn receive(
     exchange: &mut Exchange,
-    request: Request<()>,
+    request: impl RequestHead,
     body: &mut Arriving<impl RequestBody>,
 ) -> Result<Received, Rejection> {
-    let route = request::route(&request)?;
+    let route = request.route()?;
     exchange.routed(route);
     let policy = Arc::clone(&exchange.policy);
-    if let Some(response) = answer::own(exchange.gateway(), &policy, route, request.headers()) {
+    if let Some(response) = answer::own(exchange.gateway(), &policy, route, &request) {
         return Ok(Received::Own(response));
     }
-    request::check_head(&request, &policy.config)?;
+    request.check(&policy.config)?;
     exchange.enter(route)?;
     let mut head = Outgoing::new(
         route,
@@ -114,18 +115,18 @@ async fn receive(
 async fn respond(
     mut exchange: Box<Exchange>,
     received: Result<Received, Rejection>,
-) -> Response<Answer> {
+) -> ClientAnswer {
     let admitted = match received {
         Ok(Received::Own(response)) => {
             exchange.answer(&response);
-            return response.map(Answer::text);
+            return ClientAnswer::own(response);
         }
         Ok(Received::Call(route, head, body)) => admit(&mut exchange, route, head, body).await,
         Err(rejection) => Err(rejection),
     };
     match admitted {
         Ok((usage_chunk, call)) => exchange.send(usage_chunk, call).await,
-        Err(rejection) => exchange.reject(&rejection).map(Answer::text),
+        Err(rejection) => exchange.reject(&rejection),
     }
 }
 
@@ -147,5 +148,5 @@ async fn admit(
     exchange.admit(route, &mut call).await?;
     let deadline = exchange.gateway().run.ledger.deadline().map(Into::into);
     let usage_chunk = call.usage_chunk;
-    Ok((usage_chunk, upstream::Call { head, body: call.into_body(), deadline }))
+    Ok((usage_chunk, upstream::Call { head, body: call.into_spliced(), deadline }))
 }

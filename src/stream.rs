@@ -29,8 +29,6 @@ mod whole;
 mod written;
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 use self::body::Body;
 use self::filter::Filter;
@@ -111,12 +109,11 @@ enum Reader {
 }
 
 impl Format {
-    /// The format that a response's headers declare. What is encoded cannot be read.
-    pub fn of(headers: &HeaderMap) -> Self {
-        let is_plain = headers.get(CONTENT_ENCODING).is_none_or(|coding| coding == "identity");
-        let media_type = headers
-            .get(CONTENT_TYPE)
-            .and_then(|value| value.as_bytes().split(|byte| *byte == b';').next())
+    /// The format that a response's `content-type` and `content-encoding` declare. What is encoded cannot be read.
+    pub fn of(content_type: Option<&[u8]>, encoding: Option<&[u8]>) -> Self {
+        let is_plain = encoding.is_none_or(|coding| coding == b"identity");
+        let media_type = content_type
+            .and_then(|value| value.split(|byte| *byte == b';').next())
             .unwrap_or_default()
             .trim_ascii();
         if is_plain && media_type.eq_ignore_ascii_case(b"text/event-stream") {

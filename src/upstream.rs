@@ -26,13 +26,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
+use http::StatusCode;
 use hyper::body::{Frame, SizeHint};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::time::Instant;
 
 use self::headers::Outgoing;
-use crate::base::rope::Rope;
+use crate::base::header_lines::HeaderLines;
+use crate::base::rope::SplicedRope;
 use crate::base::secret::Secret;
 
 use outage::FailureLog;
@@ -104,14 +105,22 @@ enum Client {
 /// A call on its way: what to send, and when it must be over.
 pub struct Call {
     pub head: Outgoing,
-    pub body: Rope,
+    pub body: SplicedRope,
     /// The run's deadline.
     pub deadline: Option<Instant>,
 }
 
+/// What a call was answered.
+pub struct UpstreamAnswer {
+    pub status: StatusCode,
+    /// Only what [`headers::keeps`].
+    pub fields: HeaderLines,
+    pub body: Body,
+}
+
 /// A response body as it arrives, one frame per read of the socket.
 pub enum Body {
-    Plain(Box<http1::Body>),
+    Plain(http1::Body),
     Tls(Box<tls::Body>),
 }
 
@@ -179,7 +188,7 @@ impl Upstream {
     }
 
     /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
-    pub async fn send(&self, call: Call) -> Result<Response<Body>, Error> {
+    pub async fn send(&self, call: Call) -> Result<UpstreamAnswer, Error> {
         match &self.client {
             Client::Plain(client) => client.send(call).await,
             Client::Tls(client) => client.send(call).await,

@@ -4,14 +4,23 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
 use super::Gateway;
 use super::exchange::{Broken, Followed};
 use super::policy::Policy;
+use crate::base::header_lines::HeaderLines;
 use crate::protocol::Route;
+use crate::upstream::headers::ClientHead;
+
+/// An answer on its way to its client, for the server of the connection to frame.
+pub struct ClientAnswer {
+    pub status: StatusCode,
+    pub fields: HeaderLines,
+    pub body: Answer,
+}
 
 /// The body of an answer: a text of our own, or what comes from upstream.
 pub enum Answer {
@@ -26,7 +35,7 @@ pub fn own(
     gateway: &Gateway,
     policy: &Policy,
     route: Route,
-    headers: &HeaderMap,
+    request: &impl ClientHead,
 ) -> Option<Response<String>> {
     if !is_own(policy, route) {
         return None;
@@ -36,7 +45,8 @@ pub fn own(
         Route::RunStatus => status(gateway).to_string(),
         _ => {
             let names = &policy.config.body.models;
-            models(names, headers.contains_key("anthropic-version")).to_string()
+            let as_anthropic = request.values("anthropic-version").next().is_some();
+            models(names, as_anthropic).to_string()
         }
     };
     let mut response = Response::new(body);
@@ -80,6 +90,23 @@ fn models(names: &[String], as_anthropic: bool) -> Value {
         .map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "cogni-gateway"}))
         .collect();
     json!({"object": "list", "data": list})
+}
+
+impl ClientAnswer {
+    /// An answer of our own.
+    pub fn own(response: Response<String>) -> Self {
+        let (head, text) = response.into_parts();
+        let fields = HeaderLines::from(&head.headers);
+        Self { status: head.status, fields, body: Answer::text(text) }
+    }
+
+    /// The answer as hyper wants it.
+    pub fn into_response(self) -> Response<Answer> {
+        let mut response = Response::new(self.body);
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.fields.into_headers();
+        response
+    }
 }
 
 impl Answer {

@@ -105,7 +105,7 @@ impl Door {
                 let (request, body) = Arriving::split(request);
                 body.discard(&self.tasks);
                 let response = self.refuse(refused, &request);
-                Ok(response.map(|text| Guest { answer: Answer::text(text), _call: None }))
+                Ok(response.map(|answer| Guest { answer, _call: None }))
             }
         }
     }
@@ -122,20 +122,20 @@ impl Door {
     }
 
     /// Answers what is of no run, and what was of one: that is held against the run.
-    fn refuse(&self, refused: Refused, request: &Request<()>) -> Response<String> {
+    fn refuse(&self, refused: Refused, request: &Request<()>) -> Response<Answer> {
         let (begun, route) = (Instant::now(), request::route(request).ok());
         if refused.why == Refusal::Missing && route == Some(Route::Health) {
-            return health();
+            return health().map(Answer::text);
         }
         let rejection = Rejection::Stranger(refused.why);
         // Counted like a call: nothing may be recorded of a run after its end.
         let run = refused.run.and_then(|run| run.tasks.enter().map(|call| (run, call)));
         if let Some((gateway, _call)) = run {
-            let mut exchange = Exchange::begin(gateway, None, request);
+            let mut exchange = Exchange::begin(gateway, None, request.method());
             if let Some(route) = route {
                 exchange.routed(route);
             }
-            return exchange.reject(&rejection);
+            return exchange.reject(&rejection).into_response();
         }
         let response = rejection.response(route.map_or(Protocol::Chat, Route::protocol));
         let (code, status) = (rejection.code(), response.status().as_u16());
@@ -157,7 +157,7 @@ impl Door {
             usage: None,
             outcome: code,
         });
-        response
+        response.map(Answer::text)
     }
 }
 

@@ -13,19 +13,19 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use http::header::CONTENT_ENCODING;
-use http::{HeaderMap, HeaderValue, Response};
-use tokio_util::sync::CancellationToken;
+use http::{Method, Response};
 
 use super::Gateway;
 use super::admission::Admission;
-use super::answer::Answer;
+use super::answer::{Answer, ClientAnswer};
 use super::budget_headers;
 use super::limits::RequestPermit;
 use super::policy::Policy;
 use super::receive::{self, Arriving, RequestBody};
 use super::rejection::{Rejection, outcome_of};
 use crate::audit::record::{Admitted, Outcome, Refused, Settled};
+use crate::base::cancel_watch::CancelWatch;
+use crate::base::header_lines::HeaderLines;
 use crate::body::{Body, Call, What};
 use crate::budget::{Amount, Entry, Nanodollars, Reservation, Source, Tokens, Usage};
 use crate::observe::access_log::Line;
@@ -34,9 +34,9 @@ use crate::observe::trace;
 use crate::protocol::{Protocol, Route};
 use crate::run::RequestId;
 use crate::stream::{Allowance, Format, Observer, UsageChunk};
-use crate::upstream;
 use crate::upstream::headers::{self, Facts, Outgoing};
 use crate::upstream::redactor::Redactor;
+use crate::upstream::{self, UpstreamAnswer};
 
 use charge::Silence;
 use error_body::ErrorBody;
@@ -49,7 +49,7 @@ pub struct Exchange {
     /// The one that was in force when the request came.
     pub(super) policy: Arc<Policy>,
     pub(super) id: RequestId,
-    method: http::Method,
+    method: Method,
     /// Of the process that called, where it is known.
     pid: Option<u32>,
     route: Option<Route>,
@@ -90,7 +90,7 @@ pub struct Exchange {
     /// The model's metrics, once the upstream has accepted its name.
     metered: Option<Arc<metrics::Model>>,
     /// Cancelled when an operator cuts the call.
-    until_cut: CancellationToken,
+    cut: CancelWatch,
     /// The request's place among those in flight, and the bytes of its body; kept to the end, drains included.
     permit: Option<RequestPermit>,
     /// For an answer that is an error, or may be one.
@@ -119,19 +119,15 @@ enum Stage {
 }
 
 impl Exchange {
-    pub(super) fn begin<B>(
-        gateway: Arc<Gateway>,
-        pid: Option<u32>,
-        request: &http::Request<B>,
-    ) -> Box<Self> {
+    pub(super) fn begin(gateway: Arc<Gateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
         let in_flight = gateway.metrics.begin();
-        let until_cut = gateway.run.gate.until_cut();
+        let cut = CancelWatch::new(gateway.run.gate.until_cut());
         let now = Instant::now();
         Box::new(Self {
             policy: gateway.policy.load_full(),
             gateway,
             id: RequestId::new(),
-            method: request.method().clone(),
+            method: method.clone(),
             pid,
             route: None,
             started: now,
@@ -160,7 +156,7 @@ impl Exchange {
             is_whole: false,
             is_unreadable: false,
             metered: None,
-            until_cut,
+            cut,
             permit: None,
             redactor: None,
             error_body: None,
@@ -225,7 +221,7 @@ impl Exchange {
         if let Some(trace) = &self.gateway.run.trace
             && self.policy.config.headers.traceparent
         {
-            head.trace(trace.traceparent(&self.id.span()));
+            head.trace(&trace.traceparent(&self.id.span()));
         }
     }
 
@@ -242,12 +238,13 @@ impl Exchange {
     /// Reserves for the call and writes it down; only then may anything go upstream.
     pub(super) async fn admit(&mut self, route: Route, call: &mut Call) -> Result<(), Rejection> {
         self.gateway.run.gate.check()?;
-        self.model.clone_from(&call.model);
         let gateway = Arc::clone(&self.gateway);
         let Stage::Entered(entry) = std::mem::replace(&mut self.stage, Stage::Arrived) else {
             unreachable!("a call is admitted once, after it was let in");
         };
-        let reservation = self.admission().reserve(entry, route, call)?;
+        let reservation = self.admission().reserve(entry, route, call);
+        self.model = call.model.take();
+        let reservation = reservation?;
         let reserved = reservation.granted();
         self.stage = Stage::Admitting(reservation);
         let record = Admitted {
@@ -300,11 +297,12 @@ impl Exchange {
     }
 
     /// Ends with an error in the shape of the route's protocol.
-    pub(super) fn reject(mut self: Box<Self>, rejection: &Rejection) -> Response<String> {
-        let mut response = rejection.response(self.protocol());
-        self.tell_budget(response.headers_mut());
+    pub(super) fn reject(mut self: Box<Self>, rejection: &Rejection) -> ClientAnswer {
+        let response = rejection.response(self.protocol());
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
+        let mut answer = ClientAnswer::own(response);
+        self.tell_budget(&mut answer.fields);
         self.code = Some(rejection.code());
         if let Rejection::Cut = rejection {
             self.outcome = Outcome::ShutDown;
@@ -330,50 +328,49 @@ impl Exchange {
                 self.gateway.run.counts.unreached.fetch_add(1, Ordering::Relaxed);
             }
         }
-        response
+        answer
     }
 
-    /// Passes the response on; the exchange ends when its body does.
+    /// Passes the answer on; the exchange ends when its body does.
     fn follow(
         mut self: Box<Self>,
         usage_chunk: UsageChunk,
-        response: Response<upstream::Body>,
-    ) -> Response<Answer> {
-        if response.status().is_success() && is_encoded(response.headers()) {
-            let error = upstream::Error::Malformed(ENCODED);
-            return self.reject(&error.into()).map(Answer::text);
+        answer: UpstreamAnswer,
+    ) -> ClientAnswer {
+        let UpstreamAnswer { status, mut fields, body } = answer;
+        if status.is_success() && is_encoded(&fields) {
+            return self.reject(&upstream::Error::Malformed(ENCODED).into());
         }
-        let (mut head, body) = response.into_parts();
-        self.status = head.status.as_u16();
+        self.status = status.as_u16();
         self.upstream_status = Some(self.status);
-        if head.status.is_success()
+        if status.is_success()
             // An answer that costs nothing vouches for no name: any name gets one.
             && self.route.is_some_and(Route::spends_tokens)
             && let Some(model) = &self.model
         {
             self.metered = Some(self.gateway.metrics.model(model));
         }
-        let format = Format::of(&head.headers);
-        if head.status.is_client_error() || head.status.is_server_error() {
+        let format = Format::of(fields.get("content-type"), fields.get("content-encoding"));
+        if status.is_client_error() || status.is_server_error() {
             self.redact_errors();
             let is_json = format == Format::Json;
-            let error_body = ErrorBody::new(self.protocol(), head.status, is_json);
+            let error_body = ErrorBody::new(self.protocol(), status, is_json);
             self.error_body = Some(Box::new(error_body));
         }
-        self.policy.overwrites.remove_reflected(&mut head.headers);
-        self.facts = headers::to_client(&mut head.headers, &self.policy.config.headers);
-        self.tell_budget(&mut head.headers);
+        self.policy.overwrites.remove_reflected(&mut fields);
+        self.facts = headers::to_client(&mut fields, &self.policy.config.headers);
+        self.tell_budget(&mut fields);
         self.is_unreadable = format == Format::Opaque;
         self.is_stream &= format != Format::Json;
         let mut observer = Observer::new(self.route.unwrap_or(Route::Models), format, usage_chunk);
         if let Some(allowance) = self.allowance() {
             observer = observer.limited(allowance);
         }
-        Response::from_parts(head, Answer::Followed(Followed::new(body, observer, self)))
+        ClientAnswer { status, fields, body: Answer::Followed(Followed::new(body, observer, self)) }
     }
 
     /// Tells the agent what is left beside this call: its turn is gone, its tokens are not yet known.
-    fn tell_budget(&self, headers: &mut HeaderMap) {
+    fn tell_budget(&self, fields: &mut HeaderLines) {
         if !self.route.is_some_and(Route::spends_tokens) {
             return;
         }
@@ -381,7 +378,7 @@ impl Exchange {
             Stage::Admitted(reservation) => Amount { turns: 0, ..reservation.granted() },
             _ => Amount::default(),
         };
-        budget_headers::tell(headers, &self.gateway.run.ledger.status_beside(own));
+        budget_headers::tell(fields, &self.gateway.run.ledger.status_beside(own));
     }
 
     /// What holds the response to what was reserved for it; `None` where no budget limits it.
@@ -428,8 +425,8 @@ impl Exchange {
             charged,
             response_bytes: self.response_bytes,
             frames: self.frames,
-            litellm_call_id: text(self.facts.call_id.as_ref()),
-            litellm_response_cost: text(self.facts.response_cost.as_ref()),
+            litellm_call_id: self.facts.call_id.as_deref(),
+            litellm_response_cost: self.facts.response_cost.as_deref(),
             reported_cost_usd: self.cost,
             first_byte_ms: self.first_byte.map(milliseconds),
             duration_ms: milliseconds(now.duration_since(self.started)),
@@ -460,8 +457,8 @@ impl Exchange {
     /// Tells those who watch: the metrics and the trace, where a call was made, and the access log.
     fn tell(&self, usage: Option<Usage>, now: Instant) {
         let duration = now.duration_since(self.started);
-        let (call_id, cost) =
-            (text(self.facts.call_id.as_ref()), text(self.facts.response_cost.as_ref()));
+        let Facts { call_id, response_cost } = &self.facts;
+        let (call_id, cost) = (call_id.as_deref(), response_cost.as_deref());
         let trace = self.gateway.run.trace.as_deref().filter(|trace| trace.is_recorded());
         if let (Some(_), Some(route)) = (self.sent, self.route)
             && (usage.is_some() || trace.is_some())
@@ -556,13 +553,8 @@ impl Drop for Exchange {
 }
 
 /// Whether an answer is encoded, although the upstream was told that it may not be.
-fn is_encoded(headers: &HeaderMap) -> bool {
-    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
-    encodings.any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
-}
-
-fn text(value: Option<&HeaderValue>) -> Option<&str> {
-    value.and_then(|value| value.to_str().ok())
+fn is_encoded(fields: &HeaderLines) -> bool {
+    fields.get_all("content-encoding").any(|encoding| !encoding.eq_ignore_ascii_case(b"identity"))
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -57,6 +57,12 @@ impl<B: RequestBody> Arriving<B> {
         (head, Self { body, is_http1, must_be_read })
     }
 
+    /// Takes the body of a request over HTTP/1.1 whose client sends it without being told to.
+    pub fn new(body: B) -> Self {
+        let must_be_read = !body.is_end_stream();
+        Self { body, is_http1: true, must_be_read }
+    }
+
     /// The body as the frames it came in, and what stands in it.
     ///
     /// # Errors

@@ -7,6 +7,26 @@ use super::policy::Config;
 use super::receive;
 use super::rejection::Rejection;
 use crate::protocol::Route;
+use crate::upstream::headers::ClientHead;
+
+/// The head of a request, as the server of its connection has read it.
+pub trait RequestHead: ClientHead {
+    /// See [`route`].
+    fn route(&self) -> Result<Route, Rejection>;
+
+    /// See [`check_head`].
+    fn check(&self, policy: &Config) -> Result<(), Rejection>;
+}
+
+impl<B> RequestHead for Request<B> {
+    fn route(&self) -> Result<Route, Rejection> {
+        route(self)
+    }
+
+    fn check(&self, policy: &Config) -> Result<(), Rejection> {
+        check_head(self, policy)
+    }
+}
 
 /// The served route of a request.
 ///
@@ -36,10 +56,14 @@ pub fn check_head<B>(request: &Request<B>, policy: &Config) -> Result<(), Reject
         .headers()
         .get(header::CONTENT_LENGTH)
         .and_then(|length| length.to_str().ok()?.parse().ok());
-    if declared.is_some_and(|length: u64| length > policy.max_body_bytes) {
-        return Err(receive::Error::TooLarge { limit: policy.max_body_bytes }.into());
-    }
-    Ok(())
+    check_length(declared.unwrap_or_default(), policy)
+}
+
+/// # Errors
+/// A body too long to be worth reading.
+pub(super) fn check_length(declared: u64, policy: &Config) -> Result<(), Rejection> {
+    let limit = policy.max_body_bytes;
+    if declared > limit { Err(receive::Error::TooLarge { limit }.into()) } else { Ok(()) }
 }
 
 /// Whether a target is a path alone, or an absolute URL of this machine: a client takes us for the proxy of the URL it was

@@ -109,7 +109,7 @@ impl Verdict<'_> {
             change.why = Why::Rule;
         }
         for (name, value) in &self.headers {
-            head.push(name.clone(), value.clone());
+            head.push(name, value);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 use serde::{Deserialize, Serialize};
 
+use crate::base::header_lines::{HeaderLines, push_line};
 use crate::base::rope::Rope;
 use crate::protocol::Route;
 use crate::run::{Identity, RequestId};
@@ -42,14 +43,22 @@ pub struct Overwrites {
     redactor: Redactor,
 }
 
+/// The head of a client's request, as far as anything in it may go upstream.
+pub trait ClientHead {
+    fn query(&self) -> Option<&str>;
+
+    /// The values of a field, in their order.
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]>;
+}
+
 /// The head of one request on its way upstream.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
     route: Route,
-    query: Option<String>,
+    query: Option<Box<str>>,
     overwrites: Arc<Overwrites>,
     /// What differs from call to call.
-    fields: Vec<(HeaderName, HeaderValue)>,
+    fields: HeaderLines,
 }
 
 /// A run's identity that cannot be written as headers.
@@ -102,7 +111,7 @@ impl Overwrites {
         }
         let mut text = Vec::new();
         for (name, value) in &fields {
-            push_line(&mut text, name, value);
+            push_line(&mut text, name.as_str(), value.as_bytes());
         }
         Ok(Self { fields, text, kind, redactor: Redactor::new(key) })
     }
@@ -113,73 +122,73 @@ impl Overwrites {
     }
 
     /// Takes the headers out of a response whose values hold our credential: their client must not have it, nor our logs.
-    pub fn remove_reflected(&self, headers: &mut HeaderMap) {
-        let reflects = |value: &HeaderValue| self.redactor.finds(value.as_bytes());
-        while let Some(name) =
-            headers.iter().find_map(|(name, value)| reflects(value).then(|| name.clone()))
-        {
-            headers.remove(name);
-        }
+    pub fn remove_reflected(&self, fields: &mut HeaderLines) {
+        fields.retain(|_, value| !self.redactor.finds(value));
     }
 }
 
 impl Outgoing {
     /// The head for a call: our headers, and those of the client's that pass.
-    pub fn new<B>(
+    pub fn new(
         route: Route,
-        request: &Request<B>,
+        request: &impl ClientHead,
         config: &Config,
         overwrites: Arc<Overwrites>,
         request_id: &RequestId,
     ) -> Self {
-        let query = request
-            .uri()
-            .query()
-            .filter(|query| config.queries.iter().any(|listed| listed == query));
-        let mut fields = passed(request.headers(), config);
+        let query =
+            request.query().filter(|query| config.queries.iter().any(|listed| listed == query));
+        let mut fields = passed(request, config);
         if overwrites.kind == Kind::Litellm {
-            fields.push((CALL_ID, request_id.to_header()));
+            fields.push(CALL_ID, request_id.as_str().as_bytes());
         }
-        if overwrites.kind == Kind::Anthropic
-            && !fields.iter().any(|(name, _)| name == ANTHROPIC_VERSION)
-        {
-            fields.push((ANTHROPIC_VERSION, HeaderValue::from_static(OLDEST_ANTHROPIC_VERSION)));
+        if overwrites.kind == Kind::Anthropic && fields.get(ANTHROPIC_VERSION).is_none() {
+            fields.push(ANTHROPIC_VERSION, OLDEST_ANTHROPIC_VERSION);
         }
-        Self { route, query: query.map(str::to_owned), overwrites, fields }
+        Self { route, query: query.map(Into::into), overwrites, fields }
     }
 
     /// Adds a header that is none of ours: a rule of the operator has seen to that.
-    pub fn push(&mut self, name: HeaderName, value: HeaderValue) {
-        self.fields.push((name, value));
+    pub fn push(&mut self, name: &HeaderName, value: &HeaderValue) {
+        self.fields.push(name.as_str(), value.as_bytes());
     }
 
     /// Says which span the call is.
-    pub fn trace(&mut self, traceparent: HeaderValue) {
-        self.fields.push((TRACEPARENT, traceparent));
+    pub fn trace(&mut self, traceparent: &HeaderValue) {
+        self.fields.push(TRACEPARENT, traceparent.as_bytes());
     }
 
     /// The head as HTTP/1.1 text, with the length of the body that follows.
     pub fn http1(&self, body_length: u64) -> Vec<u8> {
-        let mut text = Vec::with_capacity(self.overwrites.text.len() + HEAD_ROOM_BYTES);
-        text.extend_from_slice(self.route.method().as_str().as_bytes());
-        text.push(b' ');
-        text.extend_from_slice(self.route.path().as_bytes());
-        if let Some(query) = &self.query {
-            text.push(b'?');
-            text.extend_from_slice(query.as_bytes());
-        }
-        text.extend_from_slice(b" HTTP/1.1\r\n");
-        text.extend_from_slice(&self.overwrites.text);
-        for (name, value) in &self.fields {
-            push_line(&mut text, name, value);
-        }
-        if self.route.method() == http::Method::POST {
-            text.extend_from_slice(b"content-type: application/json\r\ncontent-length: ");
-            text.extend_from_slice(itoa::Buffer::new().format(body_length).as_bytes());
-            text.extend_from_slice(b"\r\n");
-        }
-        text.extend_from_slice(b"\r\n");
+        let mut text = Vec::new();
+        self.write_http1(body_length, &mut text);
         text
+    }
+
+    /// Adds the head as HTTP/1.1 text, with the length of the body that follows.
+    pub fn write_http1(&self, body_length: u64, text: &mut Vec<u8>) {
+        let query = self.query.as_deref();
+        let mut digits = itoa::Buffer::new();
+        let (kind, length) = if self.route.method() == http::Method::POST {
+            ("content-type: application/json\r\ncontent-length: ", digits.format(body_length))
+        } else {
+            ("", "")
+        };
+        let parts: [&[u8]; 11] = [
+            self.route.method().as_str().as_bytes(),
+            b" ",
+            self.route.path().as_bytes(),
+            query.map_or(b"", |_| b"?"),
+            query.unwrap_or_default().as_bytes(),
+            b" HTTP/1.1\r\n",
+            &self.overwrites.text,
+            self.fields.as_bytes(),
+            kind.as_bytes(),
+            length.as_bytes(),
+            if length.is_empty() { b"\r\n" } else { b"\r\n\r\n" },
+        ];
+        text.reserve(parts.iter().map(|part| part.len()).sum());
+        parts.iter().for_each(|part| text.extend_from_slice(part));
     }
 
     /// The head as hyper wants it.
@@ -190,7 +199,7 @@ impl Outgoing {
         let fields = request.headers_mut();
         fields.clone_from(&self.overwrites.fields);
         fields.remove(header::HOST);
-        fields.extend(self.fields.iter().cloned());
+        fields.extend(self.fields.clone().into_headers());
         if self.route.method() == http::Method::POST {
             fields.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
             fields.insert(header::CONTENT_LENGTH, HeaderValue::from(body_length));
@@ -199,32 +208,47 @@ impl Outgoing {
     }
 }
 
+impl<B> ClientHead for Request<B> {
+    fn query(&self) -> Option<&str> {
+        self.uri().query()
+    }
+
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.headers().get_all(name).iter().map(HeaderValue::as_bytes)
+    }
+}
+
 /// The client's headers that go upstream.
-fn passed(headers: &HeaderMap, config: &Config) -> Vec<(HeaderName, HeaderValue)> {
-    let mut passed = Vec::with_capacity(4);
-    for name in [header::ACCEPT, ANTHROPIC_VERSION] {
-        if let Some(value) = headers.get(&name) {
-            passed.push((name, value.clone()));
+fn passed(request: &impl ClientHead, config: &Config) -> HeaderLines {
+    let mut passed = HeaderLines::with_capacity(PASSED_BYTES);
+    for name in [header::ACCEPT.as_str(), ANTHROPIC_VERSION] {
+        if let Some(value) = request.values(name).next() {
+            passed.push(name, value);
         }
     }
     for (name, listed) in
         [(ANTHROPIC_BETA, &config.anthropic_beta), (OPENAI_BETA, &config.openai_beta)]
     {
-        if let Some(value) =
-            headers.contains_key(&name).then(|| listed_values(headers, &name, listed)).flatten()
-        {
-            passed.push((name, value));
+        if let Some(value) = listed_values(request.values(name), listed) {
+            passed.push(name, value.as_bytes());
         }
     }
     passed
 }
 
 /// The listed ones among the values of a header that may be repeated and holds comma lists.
-fn listed_values(headers: &HeaderMap, name: &HeaderName, listed: &[String]) -> Option<HeaderValue> {
-    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-    let values = values.flat_map(|value| value.split(',')).map(str::trim);
-    let kept: Vec<_> = values.filter(|value| listed.iter().any(|listed| listed == value)).collect();
-    if kept.is_empty() { None } else { HeaderValue::from_str(&kept.join(",")).ok() }
+fn listed_values<'a>(values: impl Iterator<Item = &'a [u8]>, listed: &[String]) -> Option<String> {
+    let mut kept = String::new();
+    // What is no ASCII text is nobody's value.
+    let values =
+        values.filter(|value| value.is_ascii()).filter_map(|value| str::from_utf8(value).ok());
+    for value in values.flat_map(|value| value.split(',')).map(str::trim) {
+        if listed.iter().any(|listed| listed == value) {
+            kept.push_str(if kept.is_empty() { "" } else { "," });
+            kept.push_str(value);
+        }
+    }
+    (!kept.is_empty()).then_some(kept)
 }
 
 /// The name under which a header of the upstream's response is kept, if it is.
@@ -237,25 +261,21 @@ pub fn keeps(name: &str) -> Option<&'static str> {
 /// What the upstream said about the call itself, for the records.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    pub call_id: Option<HeaderValue>,
-    pub response_cost: Option<HeaderValue>,
+    pub call_id: Option<Box<str>>,
+    pub response_cost: Option<Box<str>>,
 }
 
 /// Takes the facts out of a response's kept headers and leaves what the client may see.
-pub fn to_client(headers: &mut HeaderMap, config: &Config) -> Facts {
-    let call_id = headers.get(CALL_ID).cloned();
-    let response_cost = if config.expose_response_cost {
-        headers.get(RESPONSE_COST).cloned()
-    } else {
-        headers.remove(RESPONSE_COST)
+pub fn to_client(fields: &mut HeaderLines, config: &Config) -> Facts {
+    let fact = |name: &str| {
+        let value = fields.get(name).filter(|value| value.is_ascii())?;
+        str::from_utf8(value).ok().map(Into::into)
     };
-    Facts { call_id, response_cost }
-}
-
-fn push_line(text: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
-    for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-        text.extend_from_slice(part);
+    let facts = Facts { call_id: fact(CALL_ID), response_cost: fact(RESPONSE_COST) };
+    if !config.expose_response_cost {
+        fields.retain(|name, _| name != RESPONSE_COST.as_bytes());
     }
+    facts
 }
 
 impl Default for Config {
@@ -294,18 +314,18 @@ const KEPT: [&str; 10] = [
     "x-litellm-response-cost",
 ];
 
-const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
-const ANTHROPIC_BETA: HeaderName = HeaderName::from_static("anthropic-beta");
-const OPENAI_BETA: HeaderName = HeaderName::from_static("openai-beta");
-const CALL_ID: HeaderName = HeaderName::from_static("x-litellm-call-id");
-const RESPONSE_COST: HeaderName = HeaderName::from_static("x-litellm-response-cost");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const ANTHROPIC_VERSION: &str = "anthropic-version";
+const ANTHROPIC_BETA: &str = "anthropic-beta";
+const OPENAI_BETA: &str = "openai-beta";
+const CALL_ID: &str = "x-litellm-call-id";
+const RESPONSE_COST: &str = "x-litellm-response-cost";
+const TRACEPARENT: &str = "traceparent";
 
 /// The API demands a version; this one has been valid from the start.
-const OLDEST_ANTHROPIC_VERSION: &str = "2023-06-01";
+const OLDEST_ANTHROPIC_VERSION: &[u8] = b"2023-06-01";
 
 /// LiteLLM turns a client's own `User-Agent` into tags and into changes of behaviour.
 const USER_AGENT: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));
 
-/// Request line, call id, length and what passes, in one allocation in nearly every case.
-const HEAD_ROOM_BYTES: usize = 512;
+/// The call's id and what passes, in one allocation in nearly every case.
+const PASSED_BYTES: usize = 192;

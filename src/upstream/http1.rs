@@ -7,22 +7,26 @@ mod body;
 mod head;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{Response, StatusCode};
+use http::StatusCode;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::net::tcp::ReadHalf;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::Instant;
 
+use super::headers::Outgoing;
 use super::outage::LookupError;
 use super::pool::Pool;
-use super::{Call, Config, Error, Kind};
+use super::{Call, Config, Error, Kind, UpstreamAnswer};
+use crate::base::alarm::{Alarm, AlarmPool};
+use crate::base::rope::{Rope, SplicedRope};
 use crate::base::scratch::Scratch;
 use crate::base::time::MAX_TIME;
 pub(super) use body::Body;
@@ -39,6 +43,18 @@ pub(super) struct Client {
 struct Worker {
     pool: Pool,
     scratch: Scratch,
+    alarms: Arc<AlarmPool>,
+    /// For requests, between two of them.
+    text: Mutex<Vec<u8>>,
+}
+
+/// A request on its way: a short one as one text, in a buffer that the worker keeps, a long one in its pieces.
+struct RequestBytes<'a> {
+    worker: &'a Worker,
+    text: Vec<u8>,
+    /// Bytes of the text.
+    written: usize,
+    pieces: Rope,
 }
 
 /// The head of a response, the connection it came on, and what came with it.
@@ -51,7 +67,8 @@ struct Answer {
 impl Client {
     pub(super) fn new(config: Config) -> Self {
         let pool = Pool::new(config.pool_idle_timeout);
-        Self { config, worker: Arc::new(Worker { pool, scratch: Scratch::default() }) }
+        let (scratch, alarms, text) = (Scratch::default(), Arc::default(), Mutex::default());
+        Self { config, worker: Arc::new(Worker { pool, scratch, alarms, text }) }
     }
 
     pub(super) async fn close_idle(&self) -> Infallible {
@@ -62,31 +79,44 @@ impl Client {
         self.config.kind
     }
 
-    pub(super) async fn send(&self, call: Call) -> Result<Response<super::Body>, Error> {
+    pub(super) async fn send(&self, call: Call) -> Result<UpstreamAnswer, Error> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
         let until = earlier(Instant::now() + limit.min(MAX_TIME), deadline);
-        match tokio::time::timeout_at(until, self.exchange(call)).await {
-            Ok(done) => done,
-            Err(_elapsed) if deadline == Some(until) => Err(Error::Deadline),
-            Err(_elapsed) => Err(Error::FirstByteTimeout(limit)),
-        }
+        let mut alarm = Alarm::new(&self.worker.alarms);
+        let answer = {
+            let mut answer = pin!(self.exchange(call));
+            poll_fn(|cx| {
+                if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
+                    return Poll::Ready(answer);
+                }
+                ready!(alarm.poll(until, cx));
+                let is_deadline = deadline == Some(until);
+                Poll::Ready(Err(if is_deadline {
+                    Error::Deadline
+                } else {
+                    Error::FirstByteTimeout(limit)
+                }))
+            })
+            .await
+        };
+        let Answer { stream, head, rest } = answer?;
+        let timing = body::Timing { idle: self.config.idle_timeout, deadline };
+        let body = Body::new((stream, rest), &head, timing, alarm, Arc::clone(&self.worker));
+        let body = super::Body::Plain(body);
+        Ok(UpstreamAnswer { status: head.status, fields: head.fields, body })
     }
 
-    async fn exchange(&self, call: Call) -> Result<Response<super::Body>, Error> {
-        let mut request = Bytes::from(call.head.http1(call.body.len())).chain(call.body);
-        let Answer { stream, head, rest } = self.deliver(&mut request).await?;
-        let timing = body::Timing { idle: self.config.idle_timeout, deadline: call.deadline };
-        let body = Body::new(stream, &head, rest, timing, Arc::clone(&self.worker));
-        let mut response = Response::new(super::Body::Plain(Box::new(body)));
-        *response.status_mut() = head.status;
-        *response.headers_mut() = head.headers;
-        Ok(response)
+    async fn exchange(&self, call: Call) -> Result<Answer, Error> {
+        let Call { head, body, .. } = call;
+        let mut request = RequestBytes::new(&self.worker, &head, body);
+        drop(head);
+        self.deliver(&mut request).await
     }
 
     /// Sends a request on an idle connection or, where that turns out dead before it took a byte, on a
     /// new one.
-    async fn deliver(&self, request: &mut (impl Buf + Unpin)) -> Result<Answer, Error> {
+    async fn deliver(&self, request: &mut RequestBytes<'_>) -> Result<Answer, Error> {
         let whole = request.remaining();
         let mut idle = self.worker.pool.take();
         loop {
@@ -107,13 +137,13 @@ impl Client {
     async fn converse(
         &self,
         stream: &mut TcpStream,
-        request: &mut (impl Buf + Unpin),
+        request: &mut RequestBytes<'_>,
     ) -> Result<(Head, BytesMut), Error> {
         let (mut reader, mut writer) = stream.split();
         let mut reading = pin!(self.read_head(&mut reader));
         let (written, early) = tokio::select! {
             biased;
-            written = writer.write_all_buf(request) => (Some(written), None),
+            written = request.write_to(&mut writer) => (Some(written), None),
             early = reading.as_mut() => (None, Some(early)),
         };
         let read = match early {
@@ -145,7 +175,8 @@ impl Client {
         let mut seen = BytesMut::new();
         let mut interim = 0;
         loop {
-            if let Some((head, length)) = head::parse(&seen).map_err(Error::Malformed)? {
+            let parsed = if seen.is_empty() { Ok(None) } else { head::parse(&seen) };
+            if let Some((head, length)) = parsed.map_err(Error::Malformed)? {
                 seen.advance(length);
                 if head.status == StatusCode::SWITCHING_PROTOCOLS {
                     return Err(Error::Malformed("the protocol was switched, unasked"));
@@ -160,7 +191,7 @@ impl Client {
             } else if seen.len() > head::MAX_BYTES {
                 return Err(Error::Malformed("the head is too large"));
             } else {
-                let read = std::future::poll_fn(|cx| self.worker.poll_read(stream, cx));
+                let read = poll_fn(|cx| self.worker.poll_read(stream, cx));
                 let more = read.await.map_err(Error::Io)?;
                 if more.is_empty() {
                     return Err(Error::Closed);
@@ -171,7 +202,59 @@ impl Client {
     }
 }
 
+impl<'a> RequestBytes<'a> {
+    fn new(worker: &'a Worker, head: &Outgoing, body: SplicedRope) -> Self {
+        let length = body.len();
+        let mut text = std::mem::take(&mut *worker.text());
+        head.write_http1(length, &mut text);
+        if length <= JOINED_BYTES {
+            body.append_to(&mut text);
+            return Self { worker, text, written: 0, pieces: Rope::default() };
+        }
+        let mut pieces = Rope::from(Bytes::from(text));
+        body.into_rope().into_pieces().into_iter().for_each(|piece| pieces.push(piece));
+        Self { worker, text: Vec::new(), written: 0, pieces }
+    }
+
+    /// Bytes that were not written yet.
+    fn remaining(&self) -> usize {
+        self.text.len() - self.written + self.pieces.remaining()
+    }
+
+    /// Writes all of it; what is written is held no longer.
+    async fn write_to(&mut self, writer: &mut WriteHalf<'_>) -> io::Result<()> {
+        while self.written < self.text.len() {
+            let written = writer.write(&self.text[self.written..]).await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            self.written += written;
+        }
+        self.give_back();
+        writer.write_all_buf(&mut self.pieces).await
+    }
+
+    fn give_back(&mut self) {
+        let mut text = std::mem::take(&mut self.text);
+        self.written = 0;
+        text.clear();
+        if (1..=KEPT_BYTES).contains(&text.capacity()) {
+            *self.worker.text() = text;
+        }
+    }
+}
+
+impl Drop for RequestBytes<'_> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
 impl Worker {
+    fn text(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// One read; empty at the end. Takes the scratch buffer only once there is something to read.
     fn poll_read(
         &self,
@@ -199,6 +282,12 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
 pub(super) fn earlier(a: Instant, b: Option<Instant>) -> Instant {
     b.map_or(a, |b| a.min(b))
 }
+
+/// A body up to this size is copied behind its head: cheaper than a piece each for the system call.
+const JOINED_BYTES: u64 = 16 * 1024;
+
+/// The buffer that is kept between two requests has no more room than that.
+const KEPT_BYTES: usize = 2 * JOINED_BYTES as usize;
 
 /// `100 Continue` and `103 Early Hints` are skipped, but not for ever.
 const MAX_INTERIM_RESPONSES: u8 = 8;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::headers::{self, Outgoing, Overwrites};
 use super::{Call, Config, Upstream};
-use crate::base::rope::Rope;
+use crate::base::rope::SplicedRope;
 use crate::protocol::Route;
 use crate::run::{Identity, RequestId};
 
@@ -56,11 +56,12 @@ async fn ask(config: &Config) -> Result<Vec<String>, Error> {
     let overwrites = Arc::new(Overwrites::new(config, &Identity::default(), &of_nobody)?);
     let request = Request::new(());
     let head = Outgoing::new(Route::Models, &request, &of_nobody, overwrites, &RequestId::new());
-    let response = upstream.send(Call { head, body: Rope::default(), deadline: None }).await?;
-    if !response.status().is_success() {
-        return Err(Error::Refused(response.status()));
+    let response =
+        upstream.send(Call { head, body: SplicedRope::default(), deadline: None }).await?;
+    if !response.status.is_success() {
+        return Err(Error::Refused(response.status));
     }
-    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+    let body = Limited::new(response.body, MAX_BYTES).collect().await;
     let body = body.map_err(|_| Error::Unreadable)?.to_bytes();
     let list: List = serde_json::from_slice(&body).map_err(|_| Error::Unreadable)?;
     Ok(list.data.into_iter().map(|model| model.id).collect())

@@ -18,8 +18,9 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, Sleep};
 
-use super::{Call, Config, Error, Kind, Scheme};
+use super::{Call, Config, Error, Kind, Scheme, UpstreamAnswer};
 use crate::base;
+use crate::base::header_lines::HeaderLines;
 use crate::base::time::MAX_TIME;
 use crate::upstream::headers;
 
@@ -65,13 +66,13 @@ impl Client {
         self.config.kind
     }
 
-    pub(super) async fn send(&self, call: Call) -> Result<Response<super::Body>, Error> {
+    pub(super) async fn send(&self, call: Call) -> Result<UpstreamAnswer, Error> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
         let until = super::http1::earlier(Instant::now() + limit.min(MAX_TIME), deadline);
         let length = call.body.len();
         let mut request = call.head.request(&self.config.url, length);
-        *request.body_mut() = Some(call.body);
+        *request.body_mut() = Some(call.body.into_rope());
         let request = request.map(|body| body.unwrap_or_default().boxed_unsync());
         let response = match tokio::time::timeout_at(until, self.client.request(request)).await {
             Ok(response) => response.map_err(failure)?,
@@ -81,19 +82,20 @@ impl Client {
         Ok(self.answer(response, deadline))
     }
 
-    fn answer(
-        &self,
-        response: Response<Incoming>,
-        deadline: Option<Instant>,
-    ) -> Response<super::Body> {
-        let (mut head, incoming) = response.into_parts();
-        let kept = head.headers.iter().filter(|(name, _)| headers::keeps(name.as_str()).is_some());
-        head.headers = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    fn answer(&self, response: Response<Incoming>, deadline: Option<Instant>) -> UpstreamAnswer {
+        let (head, incoming) = response.into_parts();
+        let mut fields = HeaderLines::default();
+        for (name, value) in &head.headers {
+            if let Some(name) = headers::keeps(name.as_str()) {
+                fields.push(name, value.as_bytes());
+            }
+        }
         let idle = self.config.idle_timeout.min(MAX_TIME);
         let due = super::http1::earlier(Instant::now() + idle, deadline);
         let alarm = Box::pin(tokio::time::sleep_until(due));
         let body = Body { incoming, alarm, idle, deadline };
-        Response::from_parts(head, super::Body::Tls(Box::new(body)))
+        let body = super::Body::Tls(Box::new(body));
+        UpstreamAnswer { status: head.status, fields, body }
     }
 }
 

@@ -10,7 +10,6 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
-use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::Exchange;
 use super::error_body::MAX_ERROR_BYTES;
@@ -28,8 +27,6 @@ struct Passing {
     body: upstream::Body,
     observer: Observer,
     exchange: Box<Exchange>,
-    /// Rings when an operator cuts the call.
-    until_cut: Pin<Box<WaitForCancellationFutureOwned>>,
     ended: bool,
     /// Why it broke off, until the server has been told.
     broken: Option<Broken>,
@@ -54,8 +51,7 @@ pub enum Broken {
 
 impl Followed {
     pub(super) fn new(body: upstream::Body, observer: Observer, exchange: Box<Exchange>) -> Self {
-        let until_cut = Box::pin(exchange.until_cut.clone().cancelled_owned());
-        let passing = Passing { body, observer, exchange, until_cut, ended: false, broken: None };
+        let passing = Passing { body, observer, exchange, ended: false, broken: None };
         Self(Some(Box::new(passing)))
     }
 
@@ -65,7 +61,7 @@ impl Followed {
     pub(in crate::gateway) fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.0 {
             Some(passing) if !passing.ended => {
-                ready!(passing.until_cut.as_mut().poll(cx));
+                ready!(passing.exchange.cut.poll(cx));
                 passing.cut();
                 Poll::Ready(())
             }
@@ -83,7 +79,7 @@ impl Followed {
 
 impl Passing {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        if self.exchange.until_cut.is_cancelled() && !self.ended {
+        if self.exchange.cut.is_cancelled() && !self.ended {
             return Poll::Ready(Some(Err(self.cut())));
         }
         while !self.ended {
@@ -102,7 +98,7 @@ impl Passing {
 
     /// While the upstream is silent, an operator may still cut the call.
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        ready!(self.until_cut.as_mut().poll(cx));
+        ready!(self.exchange.cut.poll(cx));
         Poll::Ready(Some(Err(self.cut())))
     }
 

@@ -1,16 +1,16 @@
 //! A call on its way, whose client may not wait for the answer.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::{Response, StatusCode};
+use http::StatusCode;
 
 use super::Exchange;
 use super::followed::Place;
 use crate::gateway::Gateway;
-use crate::gateway::answer::Answer;
+use crate::gateway::answer::{Answer, ClientAnswer};
 use crate::gateway::rejection::Rejection;
 use crate::stream::UsageChunk;
 use crate::upstream;
@@ -25,7 +25,7 @@ impl Exchange {
         self: Box<Self>,
         usage_chunk: UsageChunk,
         call: upstream::Call,
-    ) -> impl Future<Output = Response<Answer>> {
+    ) -> impl Future<Output = ClientAnswer> {
         let drains = self.is_drained().then(|| Arc::clone(&self.gateway));
         Sent { answer: Some(Box::pin(self.answered(usage_chunk, call))), drains }
     }
@@ -34,23 +34,26 @@ impl Exchange {
         mut self: Box<Self>,
         usage_chunk: UsageChunk,
         call: upstream::Call,
-    ) -> Response<Answer> {
-        let (gateway, until_cut) = (Arc::clone(&self.gateway), self.until_cut.clone());
-        let sent = tokio::select! {
-            biased;
-            sent = gateway.upstream.send(call) => sent.map_err(Rejection::from),
-            () = until_cut.cancelled() => Err(Rejection::Cut),
+    ) -> ClientAnswer {
+        let gateway = Arc::clone(&self.gateway);
+        let sent = {
+            let mut answer = pin!(gateway.upstream.send(call));
+            let poll = |cx: &mut Context<'_>| match answer.as_mut().poll(cx) {
+                Poll::Ready(sent) => Poll::Ready(sent.map_err(Rejection::from)),
+                Poll::Pending => self.cut.poll(cx).map(|()| Err(Rejection::Cut)),
+            };
+            poll_fn(poll).await
         };
         // The call's own bytes are sent, or dropped with it.
         self.release_body();
         match sent {
             // What it says to this is about our key, down to parts of it, and for the operator.
-            Ok(response) if is_about_our_key(response.status()) => {
-                gateway.upstream.failures().key_refused(response.status().as_u16());
-                self.reject(&Rejection::UpstreamAuth).map(Answer::text)
+            Ok(answer) if is_about_our_key(answer.status) => {
+                gateway.upstream.failures().key_refused(answer.status.as_u16());
+                self.reject(&Rejection::UpstreamAuth)
             }
-            Ok(response) => self.follow(usage_chunk, response),
-            Err(rejection) => self.reject(&rejection).map(Answer::text),
+            Ok(answer) => self.follow(usage_chunk, answer),
+            Err(rejection) => self.reject(&rejection),
         }
     }
 }
@@ -61,13 +64,13 @@ fn is_about_our_key(status: StatusCode) -> bool {
 
 /// A call that was sent.
 struct Sent {
-    answer: Option<Pin<Box<dyn Future<Output = Response<Answer>> + Send>>>,
+    answer: Option<Pin<Box<dyn Future<Output = ClientAnswer> + Send>>>,
     /// Whose call it is, where its answer is waited for when its client does not.
     drains: Option<Arc<Gateway>>,
 }
 
 impl Future for Sent {
-    type Output = Response<Answer>;
+    type Output = ClientAnswer;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = self.answer.as_mut().expect("nobody polls what has answered");
@@ -87,7 +90,7 @@ impl Drop for Sent {
         gateway.tasks.spawn(async move {
             let answer = cut.run_until_cancelled(tokio::time::timeout_at(place.until, answer));
             if let Some(Ok(response)) = answer.await
-                && let Answer::Followed(body) = response.into_body()
+                && let Answer::Followed(body) = response.body
             {
                 body.drain(place).await;
             }

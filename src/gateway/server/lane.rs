@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::Request;
+use http::Method;
 
 use super::Config;
 use crate::base::scratch::Scratch;
@@ -31,8 +31,9 @@ use crate::gateway::receive::{Arriving, read_away};
 use crate::gateway::{Gateway, receive, respond};
 use body::LaneBody;
 use date::HttpDate;
+use head::LaneHead;
 use idle::IdleConnections;
-use writer::AnswerWriter;
+use writer::{AnswerWriter, OutBuffer};
 
 pub(super) use idle::IdleConnection;
 
@@ -42,6 +43,7 @@ pub(super) struct Lane {
     max_fields: usize,
     scratch: Scratch,
     date: HttpDate,
+    out: OutBuffer,
     idle: IdleConnections,
 }
 
@@ -69,13 +71,18 @@ impl Lane {
             max_fields: config.max_headers,
             scratch: Scratch::default(),
             date: HttpDate::default(),
+            out: OutBuffer::default(),
             idle: IdleConnections::new(config.header_timeout),
         }
     }
 
     /// Closes connections that were idle for too long, for as long as it is polled. Without connections there is no buffer.
     pub(super) async fn close_idle(&self) -> Infallible {
-        self.idle.close_old(|| self.scratch.release()).await
+        let release = || {
+            self.scratch.release();
+            self.out.release();
+        };
+        self.idle.close_old(release).await
     }
 
     /// Takes a new connection among those that are closed where they stay idle.
@@ -112,10 +119,10 @@ impl LaneConnection<'_> {
                 }
             }
             let most = self.lane.gateway.policy.load().config.max_body_bytes;
-            let Some(request) = head::read(&mut self.received, self.lane.max_fields, most) else {
+            let Some(head) = head::read(&mut self.received, self.lane.max_fields, most) else {
                 return Ok(Some(self.stream.unread(self.received)));
             };
-            if !self.call(request).await? {
+            if !self.call(head).await? {
                 return Ok(None);
             }
         }
@@ -124,14 +131,13 @@ impl LaneConnection<'_> {
     /// Serves one call; says whether the connection may have another.
     ///
     /// What comes before the answer is boxed, so that a connection keeps no room for it while the answer streams.
-    async fn call(&mut self, request: Request<u64>) -> io::Result<bool> {
+    async fn call(&mut self, head: LaneHead) -> io::Result<bool> {
         let gateway = &self.lane.gateway;
         let received = std::mem::take(&mut self.received);
-        let request =
-            request.map(|length| LaneBody::new(self.lane, &self.stream, received, length));
-        let (request, mut body) = Arriving::split(request);
-        let mut exchange = Exchange::begin(Arc::clone(gateway), self.pid, &request);
-        let call = Box::pin(receive(&mut exchange, request, &mut body)).await;
+        let body = LaneBody::new(self.lane, &self.stream, received, head.length);
+        let mut body = Arriving::new(body);
+        let mut exchange = Exchange::begin(Arc::clone(gateway), self.pid, &Method::POST);
+        let call = Box::pin(receive(&mut exchange, head, &mut body)).await;
         let (rest, must_be_read) = body.into_rest();
         let (received, left) = rest.into_parts();
         self.received = received;
@@ -139,8 +145,7 @@ impl LaneConnection<'_> {
         let answer = Box::pin(respond(exchange, call));
         let Some(answer) = watch.wait(answer, &self.stream).await else { return Ok(false) };
         let goes_on = !self.idle.is_closing();
-        let date = &self.lane.date;
-        let writer = AnswerWriter::new(&mut self.stream, &mut watch, answer, date, goes_on);
+        let writer = AnswerWriter::new(&mut self.stream, &mut watch, answer, self.lane, goes_on);
         if !writer.write().await? || !goes_on {
             return Ok(false);
         }

@@ -1,6 +1,5 @@
 //! The body of a response, read as it arrives.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -8,11 +7,12 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use hyper::body::SizeHint;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 use super::super::chunked::Decoder;
 use super::head::{Framing, Head};
 use super::{Error, Worker, earlier};
+use crate::base::alarm::Alarm;
 use crate::base::time::MAX_TIME;
 
 /// A body on its connection. Dropped before its end, it closes the connection, which cancels the call.
@@ -23,8 +23,7 @@ pub struct Body {
     rest: BytesMut,
     timing: Timing,
     last_read: Instant,
-    /// Set up at the first wait; an answer that is all there never needs it.
-    alarm: Option<Pin<Box<Sleep>>>,
+    alarm: Alarm,
     worker: Arc<Worker>,
     reusable: bool,
 }
@@ -46,10 +45,10 @@ enum Progress {
 
 impl Body {
     pub(super) fn new(
-        stream: TcpStream,
+        (stream, rest): (TcpStream, BytesMut),
         head: &Head,
-        rest: BytesMut,
         timing: Timing,
+        alarm: Alarm,
         worker: Arc<Worker>,
     ) -> Self {
         let progress = match head.framing {
@@ -60,8 +59,7 @@ impl Body {
         };
         let (last_read, reusable) = (Instant::now(), head.keeps_alive);
         let stream = Some(stream);
-        let mut body =
-            Self { stream, progress, rest, timing, last_read, alarm: None, worker, reusable };
+        let mut body = Self { stream, progress, rest, timing, last_read, alarm, worker, reusable };
         if body.is_end_stream() {
             body.finish();
         }
@@ -151,23 +149,11 @@ impl Body {
     }
 
     /// Ready with the reason when the upstream has been silent for too long.
-    ///
-    /// The alarm is set once and looked at when it rings: moving it at every read would cost more
-    /// than reading does.
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let Timing { idle, deadline } = self.timing;
         let due = earlier(self.last_read + idle.min(MAX_TIME), deadline);
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
-        loop {
-            ready!(alarm.as_mut().poll(cx));
-            if due > Instant::now() {
-                alarm.as_mut().reset(due);
-            } else if deadline == Some(due) {
-                return Poll::Ready(Error::Deadline);
-            } else {
-                return Poll::Ready(Error::IdleTimeout(idle));
-            }
-        }
+        ready!(self.alarm.poll(due, cx));
+        Poll::Ready(if deadline == Some(due) { Error::Deadline } else { Error::IdleTimeout(idle) })
     }
 
     fn finish(&mut self) {

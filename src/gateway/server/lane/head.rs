@@ -4,28 +4,50 @@
 
 use std::mem::MaybeUninit;
 
-use bytes::{Buf, Bytes};
-use http::header::{ACCEPT, CONTENT_TYPE};
-use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use bytes::Bytes;
+use http::Method;
 
-use crate::gateway::request::is_json;
+use crate::gateway::policy::Config;
+use crate::gateway::rejection::Rejection;
+use crate::gateway::request::{RequestHead, check_length, is_json};
 use crate::protocol::Route;
+use crate::upstream::headers::ClientHead;
+
+/// The head of a request in the lane: of its fields, where those stand that the pipeline looks at.
+#[derive(Debug)]
+pub struct LaneHead {
+    pub route: Route,
+    /// Bytes of the body.
+    pub length: u64,
+    text: Bytes,
+    query: Option<TextPlace>,
+    fields: [Option<(LaneField, TextPlace)>; MAX_KEPT],
+}
+
+/// A field that the pipeline looks at, beside those that the lane has judged itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LaneField {
+    Accept,
+    AnthropicVersion,
+    AnthropicBeta,
+    OpenaiBeta,
+}
+
+/// Where a text stands in a head: where it begins, and its length.
+type TextPlace = (u16, u16);
 
 /// What is read from the fields of a head.
 #[derive(Default)]
-struct HeadFields {
-    /// Those that the pipeline looks at.
-    kept: HeaderMap,
+struct HeadFields<'a> {
+    kept: [Option<(LaneField, &'a [u8])>; MAX_KEPT],
     length: Option<u64>,
+    has_type: bool,
     has_connection: bool,
 }
 
-/// Takes a head off the front of what was received, and returns it with the length of its body. `None`, and nothing is
-/// taken, where the head is not whole or not beyond doubt.
-///
-/// Of the fields only those are kept that the pipeline looks at.
-pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<Request<u64>> {
+/// Takes a head off the front of what was received. `None`, and nothing is taken, where the head is not whole or not
+/// beyond doubt.
+pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<LaneHead> {
     if !received.starts_with(b"POST /v1/") {
         return None;
     }
@@ -37,94 +59,140 @@ pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<Re
         &mut fields,
     );
     let Ok(httparse::Status::Complete(length)) = status else { return None };
-    let count = parsed.headers.len();
     let is_plain = parsed.version == Some(1)
         && length <= MAX_HEAD_BYTES
-        && count <= max_fields
-        && is_text(&received[..length], count + 2);
+        && parsed.headers.len() <= max_fields
+        && is_text(&received[..length], &parsed);
     if !is_plain {
         return None;
     }
-    let uri = read_target(parsed.path?)?;
-    let mut head = HeadFields { kept: HeaderMap::with_capacity(6), ..HeadFields::default() };
+    let (route, query) = read_target(parsed.path?)?;
+    let mut head = HeadFields::default();
     for field in parsed.headers.iter() {
         head.take(field.name, field.value)?;
     }
-    let body = head.length.filter(|length| (1..=max_body).contains(length))?;
-    if !head.kept.contains_key(CONTENT_TYPE) {
-        return None;
-    }
-    let mut request = Request::new(body);
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = uri;
-    *request.headers_mut() = head.kept;
-    received.advance(length);
-    Some(request)
+    let body = head.length.filter(|length| head.has_type && (1..=max_body).contains(length))?;
+    let place = |text: &[u8]| {
+        let start = text.as_ptr().addr() - received.as_ptr().addr();
+        (to_u16(start), to_u16(text.len()))
+    };
+    let query = query.map(|query| place(query.as_bytes()));
+    let fields = head.kept.map(|kept| kept.map(|(field, value)| (field, place(value))));
+    Some(LaneHead { route, length: body, text: received.split_to(length), query, fields })
 }
 
-/// Whether a head is printable ASCII in so many lines, each ended by a carriage return and a line feed.
-///
-/// The parser has seen that each line has a line feed, and no carriage return elsewhere.
-fn is_text(head: &[u8], lines: usize) -> bool {
-    let (mut returns, mut feeds, mut others) = (0, 0, 0);
-    for byte in head {
-        returns += usize::from(*byte == b'\r');
-        feeds += usize::from(*byte == b'\n');
-        others += usize::from(!(b' '..=b'~').contains(byte));
+impl LaneHead {
+    fn text(&self, (start, length): TextPlace) -> &[u8] {
+        &self.text[usize::from(start)..][..usize::from(length)]
     }
-    returns == lines && feeds == lines && others == 2 * lines
+}
+
+impl ClientHead for LaneHead {
+    fn query(&self) -> Option<&str> {
+        str::from_utf8(self.text(self.query?)).ok()
+    }
+
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        let kept = self.fields.iter().flatten();
+        kept.filter(move |(field, _)| field.name() == name).map(|(_, place)| self.text(*place))
+    }
+}
+
+/// The lane has seen before what is checked here; only the policy may be another by now.
+impl RequestHead for LaneHead {
+    fn route(&self) -> Result<Route, Rejection> {
+        Ok(self.route)
+    }
+
+    fn check(&self, policy: &Config) -> Result<(), Rejection> {
+        check_length(self.length, policy)
+    }
+}
+
+impl LaneField {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::AnthropicVersion => "anthropic-version",
+            Self::AnthropicBeta => "anthropic-beta",
+            Self::OpenaiBeta => "openai-beta",
+        }
+    }
+
+    fn may_be_repeated(self) -> bool {
+        matches!(self, Self::AnthropicBeta | Self::OpenaiBeta)
+    }
+}
+
+/// Whether a head is printable ASCII, each line of it ended by a carriage return and a line feed, and nothing else stands
+/// between the parts that were parsed.
+fn is_text(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
+    let place = |part: &[u8]| part.as_ptr().addr() - head.as_ptr().addr();
+    let Some(path) = parsed.path else { return false };
+    let mut end = place(path.as_bytes()) + path.len();
+    let mut between: &[u8] = b" HTTP/1.1\r\n";
+    for field in parsed.headers.iter() {
+        let (name, value) = (place(field.name.as_bytes()), place(field.value));
+        let has_value = !field.value.is_empty();
+        let is_plain = head.get(end..name) == Some(between)
+            && has_value
+            && head.get(name + field.name.len()..value) == Some(b": ")
+            && field.value.is_ascii()
+            && !field.value.contains(&b'\t');
+        if !is_plain {
+            return false;
+        }
+        (end, between) = (value + field.value.len(), b"\r\n");
+    }
+    path.is_ascii() && head.get(end..) == Some(b"\r\n\r\n")
 }
 
 /// The target of a route that takes a body, with a query that needs no thought.
-fn read_target(target: &str) -> Option<Uri> {
-    let (path, query) = target.split_once('?').map_or((target, ""), |(path, query)| (path, query));
-    let route = Route::find(&Method::POST, path)?;
-    if query.is_empty() {
-        return (path.len() == target.len())
-            .then(|| Uri::from(PathAndQuery::from_static(route.path())));
-    }
+fn read_target(target: &str) -> Option<(Route, Option<&str>)> {
+    let Some((path, query)) = target.split_once('?') else {
+        return Some((Route::find(&Method::POST, target)?, None));
+    };
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"=&-_.".contains(&byte);
-    (query.len() <= MAX_QUERY_BYTES && query.bytes().all(is_plain))
-        .then(|| Uri::try_from(target).ok())
-        .flatten()
+    let is_usual = (1..=MAX_QUERY_BYTES).contains(&query.len()) && query.bytes().all(is_plain);
+    is_usual.then_some((Route::find(&Method::POST, path)?, Some(query)))
 }
 
-impl HeadFields {
+impl<'a> HeadFields<'a> {
     /// `None` for what is not beyond doubt.
-    fn take(&mut self, name: &str, value: &[u8]) -> Option<()> {
+    fn take(&mut self, name: &str, value: &'a [u8]) -> Option<()> {
         let is = |known: &str| name.eq_ignore_ascii_case(known);
         if is("content-length") {
             let length = read_length(value)?;
             return self.length.replace(length).is_none().then_some(());
         }
         if is("content-type") {
-            return if is_json(value) { self.keep_one(CONTENT_TYPE, value) } else { None };
-        }
-        if is("accept") {
-            return self.keep_one(ACCEPT, value);
-        }
-        if is("anthropic-version") {
-            return self.keep_one(HeaderName::from_static("anthropic-version"), value);
-        }
-        for list in ["anthropic-beta", "openai-beta"] {
-            if is(list) {
-                self.kept.append(list, HeaderValue::from_bytes(value).ok()?);
-                return Some(());
-            }
+            let is_first = !std::mem::replace(&mut self.has_type, true);
+            return (is_first && is_json(value)).then_some(());
         }
         if is("connection") {
             let is_usual = !self.has_connection && value.eq_ignore_ascii_case(b"keep-alive");
             self.has_connection = true;
             return is_usual.then_some(());
         }
+        if let Some(field) = KEPT.into_iter().find(|field| is(field.name())) {
+            return self.keep(field, value);
+        }
         (!HANDED_OVER.iter().any(|known| is(known))).then_some(())
     }
 
-    /// Keeps a field that may stand there once.
-    fn keep_one(&mut self, name: HeaderName, value: &[u8]) -> Option<()> {
-        let value = HeaderValue::from_bytes(value).ok()?;
-        self.kept.insert(name, value).is_none().then_some(())
+    fn keep(&mut self, field: LaneField, value: &'a [u8]) -> Option<()> {
+        let is_there = self.kept.iter().flatten().any(|(other, _)| *other == field);
+        if is_there && !field.may_be_repeated() {
+            return None;
+        }
+        *self.kept.iter_mut().find(|place| place.is_none())? = Some((field, value));
+        Some(())
     }
+}
+
+/// A place in a head, which is short.
+fn to_u16(place: usize) -> u16 {
+    u16::try_from(place).unwrap_or(u16::MAX)
 }
 
 fn read_length(value: &[u8]) -> Option<u64> {
@@ -145,6 +213,16 @@ const HANDED_OVER: [&str; 8] = [
     "proxy-connection",
     "http2-settings",
 ];
+
+const KEPT: [LaneField; 4] = [
+    LaneField::Accept,
+    LaneField::AnthropicVersion,
+    LaneField::AnthropicBeta,
+    LaneField::OpenaiBeta,
+];
+
+/// One of each, and a list in several fields.
+const MAX_KEPT: usize = 8;
 
 /// As many as any client sends; hyper takes up to `server.max_headers`.
 const MAX_FIELDS: usize = 64;

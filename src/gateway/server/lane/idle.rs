@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -13,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::base::cancel_watch::CancelWatch;
 use crate::base::time::MAX_TIME;
 
 /// All connections of one listener.
@@ -44,6 +44,7 @@ pub(in crate::gateway::server) struct IdleConnection<'a> {
     all: &'a IdleConnections,
     number: u64,
     state: Arc<IdleState>,
+    closing: Mutex<CancelWatch>,
 }
 
 impl IdleConnections {
@@ -59,6 +60,7 @@ impl IdleConnections {
     /// Adds a connection, which is told to close when `closing` is cancelled, too.
     pub(super) fn enter(&self, closing: &CancellationToken) -> IdleConnection<'_> {
         let closing = closing.child_token();
+        let watch = Mutex::new(CancelWatch::new(closing.clone()));
         let state = Arc::new(IdleState { since: AtomicU64::new(0), closing });
         let mut connections = self.lock();
         let number = connections.next;
@@ -67,7 +69,7 @@ impl IdleConnections {
         if connections.open.len() == 1 {
             self.filled.notify_one();
         }
-        IdleConnection { all: self, number, state }
+        IdleConnection { all: self, number, state, closing: watch }
     }
 
     /// Closes connections when their time is over, for as long as it is polled. It sleeps until the first may be due, and
@@ -122,14 +124,17 @@ impl IdleConnection<'_> {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
         self.state.since.store(self.all.now(), Ordering::Relaxed);
-        let mut closing = pin!(self.state.closing.cancelled());
         let ready = poll_fn(|cx| match poll(cx) {
             Poll::Ready(ready) => Poll::Ready(Some(ready)),
-            Poll::Pending => closing.as_mut().poll(cx).map(|()| None),
+            Poll::Pending => self.closing().poll(cx).map(|()| None),
         })
         .await;
         self.state.since.store(0, Ordering::Relaxed);
         ready
+    }
+
+    fn closing(&self) -> MutexGuard<'_, CancelWatch> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the connection ends with what is served on it now.

@@ -3,17 +3,17 @@
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{Response, StatusCode, response};
+use http::StatusCode;
 use hyper::body::{Body, Frame};
 use tokio::io::AsyncWrite;
 
-use super::ClientWatch;
-use super::date::HttpDate;
+use super::{ClientWatch, Lane};
 use crate::base::socket::Stream;
-use crate::gateway::answer::Answer;
+use crate::gateway::answer::{Answer, ClientAnswer};
 use crate::gateway::exchange::Broken;
 
 /// Writes one answer.
@@ -25,8 +25,12 @@ pub(super) struct AnswerWriter<'a> {
     /// `None` when it has ended.
     body: Option<Answer>,
     framing: AnswerFraming,
-    queue: WriteQueue,
+    queue: WriteQueue<'a>,
 }
+
+/// The buffer that answers are written from: the answers of a listener share it, and who has nothing to write holds none.
+#[derive(Debug, Default)]
+pub(super) struct OutBuffer(Mutex<Vec<u8>>);
 
 /// How the end of a body is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +43,8 @@ enum AnswerFraming {
 }
 
 /// Bytes to be written, in this order.
-#[derive(Default)]
-struct WriteQueue {
+struct WriteQueue<'a> {
+    buffer: &'a OutBuffer,
     joined: Vec<u8>,
     /// A frame that is too large to be copied.
     large: Bytes,
@@ -60,25 +64,25 @@ impl<'a> AnswerWriter<'a> {
     pub(super) fn new(
         stream: &'a mut Stream,
         watch: &'a mut ClientWatch,
-        answer: Response<Answer>,
-        date: &HttpDate,
+        answer: ClientAnswer,
+        lane: &'a Lane,
         goes_on: bool,
     ) -> Self {
-        let (head, body) = answer.into_parts();
-        let framing = match (head.status, body.size_hint().exact()) {
+        let ClientAnswer { status, fields, body } = answer;
+        let framing = match (status, body.size_hint().exact()) {
             (StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED, _) => AnswerFraming::Nothing,
             (_, Some(length)) => AnswerFraming::Length(length),
             (_, None) => AnswerFraming::Chunked,
         };
-        let mut joined = Vec::with_capacity(HEAD_ROOM_BYTES);
-        write_head(&mut joined, &head, framing);
+        let mut queue = WriteQueue::new(&lane.out);
+        let joined = queue.joined();
+        write_head(joined, status, fields.as_bytes(), framing);
         if !goes_on {
             joined.extend_from_slice(b"connection: close\r\n");
         }
         joined.extend_from_slice(b"date: ");
-        date.write(&mut joined);
+        lane.date.write(joined);
         joined.extend_from_slice(b"\r\n\r\n");
-        let queue = WriteQueue { joined, ..WriteQueue::default() };
         Self { stream, watch, body: Some(body), framing, queue }
     }
 
@@ -131,7 +135,7 @@ impl<'a> AnswerWriter<'a> {
                 None => return Ok(false),
             }
         }
-        self.queue = WriteQueue::default();
+        self.queue.clear();
         Ok(true)
     }
 
@@ -159,7 +163,41 @@ impl<'a> AnswerWriter<'a> {
     }
 }
 
-impl WriteQueue {
+impl OutBuffer {
+    /// Gives the buffer back, until there is something to write again.
+    pub(super) fn release(&self) {
+        *self.lock() = Vec::new();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> WriteQueue<'a> {
+    fn new(buffer: &'a OutBuffer) -> Self {
+        Self { buffer, joined: Vec::new(), large: Bytes::new(), behind: b"" }
+    }
+
+    /// What is written next, to be added to.
+    fn joined(&mut self) -> &mut Vec<u8> {
+        if self.joined.capacity() == 0 {
+            self.joined = std::mem::take(&mut *self.buffer.lock());
+            self.joined.reserve(HEAD_ROOM_BYTES);
+        }
+        &mut self.joined
+    }
+
+    /// Forgets what was written, and gives the buffer back.
+    fn clear(&mut self) {
+        (self.large, self.behind) = (Bytes::new(), b"");
+        let mut joined = std::mem::take(&mut self.joined);
+        joined.clear();
+        if (1..=KEPT_BYTES).contains(&joined.capacity()) {
+            *self.buffer.lock() = joined;
+        }
+    }
+
     fn len(&self) -> usize {
         self.joined.len() + self.large.len() + self.behind.len()
     }
@@ -182,15 +220,16 @@ impl WriteQueue {
             }
             AnswerFraming::Chunked if data.is_empty() => return,
             AnswerFraming::Chunked => {
-                write_size(&mut self.joined, data.len());
+                write_size(self.joined(), data.len());
                 true
             }
             AnswerFraming::Nothing => return,
         };
         let behind: &[u8] = if is_chunk { b"\r\n" } else { b"" };
         if data.len() <= JOINED_BYTES {
-            self.joined.extend_from_slice(&data);
-            self.joined.extend_from_slice(behind);
+            let joined = self.joined();
+            joined.extend_from_slice(&data);
+            joined.extend_from_slice(behind);
         } else {
             (self.large, self.behind) = (data, behind);
         }
@@ -199,7 +238,7 @@ impl WriteQueue {
     /// Adds the last chunk.
     fn end(&mut self) {
         if self.large.is_empty() {
-            self.joined.extend_from_slice(b"0\r\n\r\n");
+            self.joined().extend_from_slice(b"0\r\n\r\n");
         } else {
             self.behind = b"\r\n0\r\n\r\n";
         }
@@ -223,18 +262,14 @@ impl WriteQueue {
 }
 
 /// Status line and fields, but for those that are the connection's.
-fn write_head(out: &mut Vec<u8>, head: &response::Parts, framing: AnswerFraming) {
+fn write_head(out: &mut Vec<u8>, status: StatusCode, fields: &[u8], framing: AnswerFraming) {
     out.extend_from_slice(b"HTTP/1.1 ");
-    out.extend_from_slice(head.status.as_str().as_bytes());
+    out.extend_from_slice(status.as_str().as_bytes());
     out.push(b' ');
     // As hyper has it: some clients expect a reason.
-    out.extend_from_slice(head.status.canonical_reason().unwrap_or("<none>").as_bytes());
+    out.extend_from_slice(status.canonical_reason().unwrap_or("<none>").as_bytes());
     out.extend_from_slice(b"\r\n");
-    for (name, value) in &head.headers {
-        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            out.extend_from_slice(part);
-        }
-    }
+    out.extend_from_slice(fields);
     match framing {
         AnswerFraming::Length(length) => {
             out.extend_from_slice(b"content-length: ");
@@ -261,6 +296,9 @@ fn write_size(out: &mut Vec<u8>, size: usize) {
 
 /// Status, fields and length of nearly every answer, and a short body, in one allocation.
 const HEAD_ROOM_BYTES: usize = 1024;
+
+/// The buffer that is kept from answer to answer has no more room than that.
+const KEPT_BYTES: usize = 16 * 1024;
 
 /// Frames up to this size are copied behind one another: cheaper than a piece each for the system call.
 const JOINED_BYTES: usize = 8 * 1024;
