@@ -184,7 +184,26 @@ fn records(log: &Path) -> Vec<Value> {
         let record = record.as_object_mut().expect("an object");
         record.retain(|name, _| !TIMED.contains(&name.as_str()));
     }
+    forget_estimates(&mut records);
     records
+}
+
+/// Takes out what was estimated: the time counts in which nothing came.
+fn forget_estimates(records: &mut [Value]) {
+    let mut is_any_estimated = false;
+    for record in records {
+        let is_estimated = record["usage"]["source"] == "estimated";
+        is_any_estimated |= is_estimated;
+        for (name, is_of_time) in
+            [("usage", is_estimated), ("charged", is_estimated), ("spent", is_any_estimated)]
+        {
+            if let Some(counts) = record.get_mut(name).and_then(Value::as_object_mut)
+                && is_of_time
+            {
+                counts.remove("output");
+            }
+        }
+    }
 }
 
 /// Without ids and times. A body that was cut may end in a part of an id.
