@@ -19,5 +19,6 @@ pub(crate) mod repository;
 pub(crate) mod sandboxed;
 pub(crate) mod service;
 pub(crate) mod shared;
+pub(crate) mod threads;
 pub(crate) mod tunnel;
 pub(crate) mod wire;

@@ -1,0 +1,131 @@
+//! What a whole call costs: a gateway with everything on is run in a process of its own, and its client and its provider
+//! are here. What SHA-256 and signatures take is left out: valgrind has no SHA instructions, and shows them tenfold.
+
+use std::io::{self, Read as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use cogni_gateway::app::App;
+use cogni_gateway::base::secret::Secret;
+use cogni_gateway::budget::{Nanodollars, Tokens};
+use cogni_gateway::config::Config;
+use cogni_gateway::observe::access_log::Destination;
+use tokio::runtime::Builder;
+use tokio_util::sync::CancellationToken;
+
+use crate::threads::{ThreadClient, start_provider};
+
+/// A kind of call, and the instructions that one of it takes, or one frame of its stream.
+pub(crate) struct CallCase {
+    pub(crate) name: &'static str,
+    pub(crate) figure: u64,
+    pub(crate) lane: &'static str,
+    pub(crate) is_stream: bool,
+}
+
+/// The word before the settings of a gateway that is served in a process of its own.
+pub(crate) const SERVED: &str = "served";
+
+impl CallCase {
+    /// Instructions of a gateway for one call, or one frame.
+    pub(crate) fn count(&self) -> Result<u64> {
+        let (few, many) = if self.is_stream { (50, 1050) } else { (200, 1000) };
+        Ok((self.run(many)? - self.run(few)?) / u64::from(many - few))
+    }
+
+    /// Instructions of a gateway that serves so many calls, or one call with so many frames.
+    fn run(&self, times: u32) -> Result<u64> {
+        let directory = tempfile::tempdir()?;
+        let counted = directory.path().join("callgrind.out");
+        let (provider, read) = start_provider();
+        let mut gateway = Command::new("valgrind")
+            .arg("--tool=callgrind")
+            .arg(format!("--callgrind-out-file={}", counted.display()))
+            .arg(std::env::current_exe()?)
+            .args([SERVED, self.lane, &provider.to_string()])
+            .arg(directory.path())
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("running valgrind")?;
+        let socket = directory.path().join("llm.sock");
+        while UnixStream::connect(&socket).is_err() {
+            ensure!(gateway.try_wait()?.is_none(), "the gateway has ended");
+            thread::sleep(Duration::from_millis(20));
+        }
+        if self.is_stream {
+            ThreadClient::connect(&socket, read).call(times);
+        } else {
+            thread::scope(|scope| {
+                for _ in 0..CLIENTS {
+                    let mut client = ThreadClient::connect(&socket, read.clone());
+                    scope.spawn(move || (0..times / CLIENTS).for_each(|_| client.call(0)));
+                }
+            });
+        }
+        drop(gateway.stdin.take());
+        ensure!(gateway.wait()?.success(), "the gateway has failed");
+        read_cost(&std::fs::read_to_string(counted)?)
+    }
+}
+
+/// Serves a run until the standard input ends.
+pub(crate) fn serve(lane: &str, provider: &str, directory: &Path) -> Result<()> {
+    let mut config = Config::default();
+    "run-1".clone_into(&mut config.identity.run);
+    "acct-1".clone_into(&mut config.identity.account);
+    config.listen.socket_path = directory.join("llm.sock");
+    config.upstream.url = provider.parse()?;
+    config.upstream.api_key = Secret::new("sk-real");
+    config.audit.path = Some(directory.join("audit.jsonl"));
+    config.access_log = Destination::File(directory.join("access.log"));
+    config.server.lane = serde_json::from_value(lane.into())?;
+    config.budget.max_turns = Some(u64::MAX);
+    config.budget.max_total_tokens = Some(Tokens(u64::MAX / 2));
+    config.budget.max_cost_usd = Some(Nanodollars(u64::MAX / 2));
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let stop = CancellationToken::new();
+    let ended = stop.clone();
+    thread::spawn(move || {
+        let _ = io::stdin().read_to_end(&mut vec![]);
+        ended.cancel();
+    });
+    let _context = runtime.enter();
+    runtime.block_on(App::build(config)?.serve(stop))
+}
+
+/// The instructions in callgrind's file, without those of digests and signatures.
+fn read_cost(file: &str) -> Result<u64> {
+    let (mut all, mut left_out) = (0, 0);
+    let mut functions = std::collections::HashMap::new();
+    let (mut is_left_out, mut is_call) = (false, false);
+    for line in file.lines() {
+        if let Some(function) = line.strip_prefix("fn=") {
+            let (number, name) = function.split_once(' ').unwrap_or((function, ""));
+            let known = functions.entry(number).or_insert(name.starts_with("ring_core_"));
+            is_left_out = *known;
+        } else if let Some((number, name)) =
+            line.strip_prefix("cfn=").and_then(|function| function.split_once(' '))
+        {
+            functions.insert(number, name.starts_with("ring_core_"));
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
+            let cost = line.split(' ').nth(1).unwrap_or_default();
+            let cost: u64 = cost.parse().with_context(|| format!("reading `{line}`"))?;
+            if !std::mem::take(&mut is_call) {
+                all += cost;
+                left_out += if is_left_out { cost } else { 0 };
+            }
+        }
+    }
+    ensure!(all > 0, "callgrind counted nothing");
+    Ok(all - left_out)
+}
+
+/// Clients at the same time, each with a connection of its own.
+const CLIENTS: u32 = 8;
