@@ -32,7 +32,7 @@ use self::draft::Draft;
 use self::embedder::embeds_text_only;
 use self::fields::{Asked, Reading};
 use self::inside::{Found, Need};
-use crate::base::rope::{Rope, SplicedRope};
+use crate::base::rope::{Rope, SplicedBytes};
 use crate::budget::Tokens;
 use crate::protocol::Route;
 use crate::stream::UsageChunk;
@@ -206,7 +206,7 @@ impl Call {
     }
 
     /// The body as it goes upstream, and the changes, which are made when it is sent.
-    pub fn into_spliced(self) -> SplicedRope {
+    pub fn into_spliced(self) -> SplicedBytes {
         self.draft.finish()
     }
 

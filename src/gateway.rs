@@ -35,12 +35,12 @@ use crate::run::Run;
 use crate::stream::UsageChunk;
 use crate::upstream::headers::Outgoing;
 use crate::upstream::{self, Upstream};
-use answer::{Answer, ClientAnswer};
+use answer::{Answer, ClientReply};
 use exchange::Exchange;
 use limits::RunCapacity;
 use receive::{Arriving, RequestBody};
 use rejection::Rejection;
-use request::RequestHead;
+use request::JudgedHead;
 
 /// What serves one run on one worker thread.
 pub struct Gateway {
@@ -82,7 +82,7 @@ enum Received {
 /// All that can be judged by the head is judged before the body is read: what cannot be admitted holds no memory.
 async fn receive(
     exchange: &mut Exchange,
-    request: impl RequestHead,
+    request: impl JudgedHead,
     body: &mut Arriving<impl RequestBody>,
 ) -> Result<Received, Rejection> {
     let route = request.route()?;
@@ -115,11 +115,11 @@ async fn receive(
 async fn respond(
     mut exchange: Box<Exchange>,
     received: Result<Received, Rejection>,
-) -> ClientAnswer {
+) -> ClientReply {
     let admitted = match received {
         Ok(Received::Own(response)) => {
             exchange.answer(&response);
-            return ClientAnswer::own(response);
+            return ClientReply::own(response);
         }
         Ok(Received::Call(route, head, body)) => admit(&mut exchange, route, head, body).await,
         Err(rejection) => Err(rejection),

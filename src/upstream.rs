@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 use self::headers::Outgoing;
 use crate::base::header_lines::HeaderLines;
-use crate::base::rope::SplicedRope;
+use crate::base::rope::SplicedBytes;
 use crate::base::secret::Secret;
 
 use outage::FailureLog;
@@ -105,13 +105,13 @@ enum Client {
 /// A call on its way: what to send, and when it must be over.
 pub struct Call {
     pub head: Outgoing,
-    pub body: SplicedRope,
+    pub body: SplicedBytes,
     /// The run's deadline.
     pub deadline: Option<Instant>,
 }
 
 /// What a call was answered.
-pub struct UpstreamAnswer {
+pub struct ProviderAnswer {
     pub status: StatusCode,
     /// Only what [`headers::keeps`].
     pub fields: HeaderLines,
@@ -188,7 +188,7 @@ impl Upstream {
     }
 
     /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
-    pub async fn send(&self, call: Call) -> Result<UpstreamAnswer, Error> {
+    pub async fn send(&self, call: Call) -> Result<ProviderAnswer, Error> {
         match &self.client {
             Client::Plain(client) => client.send(call).await,
             Client::Tls(client) => client.send(call).await,

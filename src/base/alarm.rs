@@ -9,17 +9,17 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Timers that run and that nobody waits for, of one worker.
 #[derive(Debug, Default)]
-pub struct AlarmPool(Mutex<Vec<Pin<Box<Sleep>>>>);
+pub struct TimerPool(Mutex<Vec<Pin<Box<Sleep>>>>);
 
 /// The timer of one wait after the other. It takes one when the first has to wait, and gives it back when it is dropped.
 #[derive(Debug)]
 pub struct Alarm {
-    pool: Arc<AlarmPool>,
+    pool: Arc<TimerPool>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Alarm {
-    pub fn new(pool: &Arc<AlarmPool>) -> Self {
+    pub fn new(pool: &Arc<TimerPool>) -> Self {
         Self { pool: Arc::clone(pool), timer: None }
     }
 
@@ -50,7 +50,7 @@ impl Drop for Alarm {
     }
 }
 
-impl AlarmPool {
+impl TimerPool {
     fn take(&self) -> Option<Pin<Box<Sleep>>> {
         self.timers().pop()
     }

@@ -26,7 +26,7 @@ pub struct Rope {
 
 /// A rope, and the edits that are made when it is sent.
 #[derive(Debug, Default)]
-pub struct SplicedRope {
+pub struct SplicedBytes {
     rope: Rope,
     edits: Vec<(Range<u64>, Bytes)>,
 }
@@ -151,7 +151,7 @@ impl Rope {
     }
 }
 
-impl SplicedRope {
+impl SplicedBytes {
     /// The edits are as [`Rope::splice`] wants them.
     pub fn new(rope: Rope, edits: Vec<(Range<u64>, Bytes)>) -> Self {
         Self { rope, edits }
@@ -177,7 +177,9 @@ impl SplicedRope {
     /// Makes the edits in a copy, behind `text`: where it is short, cheaper than to cut it into pieces.
     pub fn append_to(self, text: &mut Vec<u8>) {
         if !self.rope.more.is_empty() {
-            self.into_rope().iter().for_each(|piece| text.extend_from_slice(piece));
+            for piece in self.into_rope().iter() {
+                text.extend_from_slice(piece);
+            }
             return;
         }
         let (whole, mut at) = (&self.rope.first, 0);
@@ -250,10 +252,7 @@ impl FromIterator<Bytes> for Rope {
 /// Sizes only: a body holds prompts.
 impl fmt::Debug for Rope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rope")
-            .field("len", &self.len)
-            .field("pieces", &self.iter().count())
-            .finish()
+        write!(f, "Rope {{ len: {}, pieces: {} }}", self.len, self.iter().count())
     }
 }
 

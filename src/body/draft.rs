@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::field::SHORT;
 use crate::base::json::{Document, Limits, Member, Scanner};
-use crate::base::rope::{Rope, SplicedRope};
+use crate::base::rope::{Rope, SplicedBytes};
 
 /// Bytes to be replaced, and by what.
 pub(super) type Edit = (Range<u64>, Bytes);
@@ -93,13 +93,13 @@ impl Draft {
     }
 
     /// The body with all changes made.
-    pub(super) fn finish(mut self) -> SplicedRope {
+    pub(super) fn finish(mut self) -> SplicedBytes {
         if self.edits.is_empty() && self.dropped.is_empty() && self.added[0].is_none() {
-            return SplicedRope::new(self.rope, vec![]);
+            return SplicedBytes::new(self.rope, vec![]);
         }
         self.cut_out();
         let (Some(kept), Some(last)) = (self.last_kept(), self.members.last()) else {
-            return SplicedRope::new(self.rope, vec![]);
+            return SplicedBytes::new(self.rope, vec![]);
         };
         // What stands after the last member that stays goes, and what comes is put there.
         let mut tail = self.members[kept].value.end..last.value.end;
@@ -113,7 +113,7 @@ impl Draft {
         }
         // Stable: where two begin at one place, they stay in this order.
         self.edits.sort_by_key(|(range, _)| range.start);
-        SplicedRope::new(self.rope, self.edits)
+        SplicedBytes::new(self.rope, self.edits)
     }
 
     /// Edits for the dropped members that others follow: each goes with the comma behind it.

@@ -16,7 +16,7 @@ use crate::protocol::Route;
 use crate::upstream::headers::ClientHead;
 
 /// An answer on its way to its client, for the server of the connection to frame.
-pub struct ClientAnswer {
+pub struct ClientReply {
     pub status: StatusCode,
     pub fields: HeaderLines,
     pub body: Answer,
@@ -92,7 +92,7 @@ fn models(names: &[String], as_anthropic: bool) -> Value {
     json!({"object": "list", "data": list})
 }
 
-impl ClientAnswer {
+impl ClientReply {
     /// An answer of our own.
     pub fn own(response: Response<String>) -> Self {
         let (head, text) = response.into_parts();

@@ -17,7 +17,7 @@ use http::{Method, Response};
 
 use super::Gateway;
 use super::admission::Admission;
-use super::answer::{Answer, ClientAnswer};
+use super::answer::{Answer, ClientReply};
 use super::budget_headers;
 use super::limits::RequestPermit;
 use super::policy::Policy;
@@ -36,7 +36,7 @@ use crate::run::RequestId;
 use crate::stream::{Allowance, Format, Observer, UsageChunk};
 use crate::upstream::headers::{self, Facts, Outgoing};
 use crate::upstream::redactor::Redactor;
-use crate::upstream::{self, UpstreamAnswer};
+use crate::upstream::{self, ProviderAnswer};
 
 use charge::Silence;
 use error_body::ErrorBody;
@@ -297,11 +297,11 @@ impl Exchange {
     }
 
     /// Ends with an error in the shape of the route's protocol.
-    pub(super) fn reject(mut self: Box<Self>, rejection: &Rejection) -> ClientAnswer {
+    pub(super) fn reject(mut self: Box<Self>, rejection: &Rejection) -> ClientReply {
         let response = rejection.response(self.protocol());
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
-        let mut answer = ClientAnswer::own(response);
+        let mut answer = ClientReply::own(response);
         self.tell_budget(&mut answer.fields);
         self.code = Some(rejection.code());
         if let Rejection::Cut = rejection {
@@ -332,12 +332,8 @@ impl Exchange {
     }
 
     /// Passes the answer on; the exchange ends when its body does.
-    fn follow(
-        mut self: Box<Self>,
-        usage_chunk: UsageChunk,
-        answer: UpstreamAnswer,
-    ) -> ClientAnswer {
-        let UpstreamAnswer { status, mut fields, body } = answer;
+    fn follow(mut self: Box<Self>, usage_chunk: UsageChunk, answer: ProviderAnswer) -> ClientReply {
+        let ProviderAnswer { status, mut fields, body } = answer;
         if status.is_success() && is_encoded(&fields) {
             return self.reject(&upstream::Error::Malformed(ENCODED).into());
         }
@@ -366,7 +362,7 @@ impl Exchange {
         if let Some(allowance) = self.allowance() {
             observer = observer.limited(allowance);
         }
-        ClientAnswer { status, fields, body: Answer::Followed(Followed::new(body, observer, self)) }
+        ClientReply { status, fields, body: Answer::Followed(Followed::new(body, observer, self)) }
     }
 
     /// Tells the agent what is left beside this call: its turn is gone, its tokens are not yet known.

@@ -10,7 +10,7 @@ use crate::protocol::Route;
 use crate::upstream::headers::ClientHead;
 
 /// The head of a request, as the server of its connection has read it.
-pub trait RequestHead: ClientHead {
+pub trait JudgedHead: ClientHead {
     /// See [`route`].
     fn route(&self) -> Result<Route, Rejection>;
 
@@ -18,7 +18,7 @@ pub trait RequestHead: ClientHead {
     fn check(&self, policy: &Config) -> Result<(), Rejection>;
 }
 
-impl<B> RequestHead for Request<B> {
+impl<B> JudgedHead for Request<B> {
     fn route(&self) -> Result<Route, Rejection> {
         route(self)
     }

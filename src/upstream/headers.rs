@@ -188,7 +188,9 @@ impl Outgoing {
             if length.is_empty() { b"\r\n" } else { b"\r\n\r\n" },
         ];
         text.reserve(parts.iter().map(|part| part.len()).sum());
-        parts.iter().for_each(|part| text.extend_from_slice(part));
+        for part in parts {
+            text.extend_from_slice(part);
+        }
     }
 
     /// The head as hyper wants it.

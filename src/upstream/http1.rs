@@ -24,9 +24,9 @@ use tokio::time::Instant;
 use super::headers::Outgoing;
 use super::outage::LookupError;
 use super::pool::Pool;
-use super::{Call, Config, Error, Kind, UpstreamAnswer};
-use crate::base::alarm::{Alarm, AlarmPool};
-use crate::base::rope::{Rope, SplicedRope};
+use super::{Call, Config, Error, Kind, ProviderAnswer};
+use crate::base::alarm::{Alarm, TimerPool};
+use crate::base::rope::{Rope, SplicedBytes};
 use crate::base::scratch::Scratch;
 use crate::base::time::MAX_TIME;
 pub(super) use body::Body;
@@ -43,7 +43,7 @@ pub(super) struct Client {
 struct Worker {
     pool: Pool,
     scratch: Scratch,
-    alarms: Arc<AlarmPool>,
+    alarms: Arc<TimerPool>,
     /// For requests, between two of them.
     text: Mutex<Vec<u8>>,
 }
@@ -79,7 +79,7 @@ impl Client {
         self.config.kind
     }
 
-    pub(super) async fn send(&self, call: Call) -> Result<UpstreamAnswer, Error> {
+    pub(super) async fn send(&self, call: Call) -> Result<ProviderAnswer, Error> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
         let until = earlier(Instant::now() + limit.min(MAX_TIME), deadline);
@@ -104,7 +104,7 @@ impl Client {
         let timing = body::Timing { idle: self.config.idle_timeout, deadline };
         let body = Body::new((stream, rest), &head, timing, alarm, Arc::clone(&self.worker));
         let body = super::Body::Plain(body);
-        Ok(UpstreamAnswer { status: head.status, fields: head.fields, body })
+        Ok(ProviderAnswer { status: head.status, fields: head.fields, body })
     }
 
     async fn exchange(&self, call: Call) -> Result<Answer, Error> {
@@ -203,7 +203,7 @@ impl Client {
 }
 
 impl<'a> RequestBytes<'a> {
-    fn new(worker: &'a Worker, head: &Outgoing, body: SplicedRope) -> Self {
+    fn new(worker: &'a Worker, head: &Outgoing, body: SplicedBytes) -> Self {
         let length = body.len();
         let mut text = std::mem::take(&mut *worker.text());
         head.write_http1(length, &mut text);
@@ -212,7 +212,9 @@ impl<'a> RequestBytes<'a> {
             return Self { worker, text, written: 0, pieces: Rope::default() };
         }
         let mut pieces = Rope::from(Bytes::from(text));
-        body.into_rope().into_pieces().into_iter().for_each(|piece| pieces.push(piece));
+        for piece in body.into_rope().into_pieces() {
+            pieces.push(piece);
+        }
         Self { worker, text: Vec::new(), written: 0, pieces }
     }
 
@@ -287,7 +289,7 @@ pub(super) fn earlier(a: Instant, b: Option<Instant>) -> Instant {
 const JOINED_BYTES: u64 = 16 * 1024;
 
 /// The buffer that is kept between two requests has no more room than that.
-const KEPT_BYTES: usize = 2 * JOINED_BYTES as usize;
+const KEPT_BYTES: usize = 32 * 1024;
 
 /// `100 Continue` and `103 Early Hints` are skipped, but not for ever.
 const MAX_INTERIM_RESPONSES: u8 = 8;

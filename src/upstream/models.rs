@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::headers::{self, Outgoing, Overwrites};
 use super::{Call, Config, Upstream};
-use crate::base::rope::SplicedRope;
+use crate::base::rope::SplicedBytes;
 use crate::protocol::Route;
 use crate::run::{Identity, RequestId};
 
@@ -57,7 +57,7 @@ async fn ask(config: &Config) -> Result<Vec<String>, Error> {
     let request = Request::new(());
     let head = Outgoing::new(Route::Models, &request, &of_nobody, overwrites, &RequestId::new());
     let response =
-        upstream.send(Call { head, body: SplicedRope::default(), deadline: None }).await?;
+        upstream.send(Call { head, body: SplicedBytes::default(), deadline: None }).await?;
     if !response.status.is_success() {
         return Err(Error::Refused(response.status));
     }

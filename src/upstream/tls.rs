@@ -18,7 +18,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, Sleep};
 
-use super::{Call, Config, Error, Kind, Scheme, UpstreamAnswer};
+use super::{Call, Config, Error, Kind, ProviderAnswer, Scheme};
 use crate::base;
 use crate::base::header_lines::HeaderLines;
 use crate::base::time::MAX_TIME;
@@ -66,7 +66,7 @@ impl Client {
         self.config.kind
     }
 
-    pub(super) async fn send(&self, call: Call) -> Result<UpstreamAnswer, Error> {
+    pub(super) async fn send(&self, call: Call) -> Result<ProviderAnswer, Error> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
         let until = super::http1::earlier(Instant::now() + limit.min(MAX_TIME), deadline);
@@ -82,7 +82,7 @@ impl Client {
         Ok(self.answer(response, deadline))
     }
 
-    fn answer(&self, response: Response<Incoming>, deadline: Option<Instant>) -> UpstreamAnswer {
+    fn answer(&self, response: Response<Incoming>, deadline: Option<Instant>) -> ProviderAnswer {
         let (head, incoming) = response.into_parts();
         let mut fields = HeaderLines::default();
         for (name, value) in &head.headers {
@@ -95,7 +95,7 @@ impl Client {
         let alarm = Box::pin(tokio::time::sleep_until(due));
         let body = Body { incoming, alarm, idle, deadline };
         let body = super::Body::Tls(Box::new(body));
-        UpstreamAnswer { status: head.status, fields, body }
+        ProviderAnswer { status: head.status, fields, body }
     }
 }
 

@@ -10,7 +10,7 @@ use http::StatusCode;
 use super::Exchange;
 use super::followed::Place;
 use crate::gateway::Gateway;
-use crate::gateway::answer::{Answer, ClientAnswer};
+use crate::gateway::answer::{Answer, ClientReply};
 use crate::gateway::rejection::Rejection;
 use crate::stream::UsageChunk;
 use crate::upstream;
@@ -25,7 +25,7 @@ impl Exchange {
         self: Box<Self>,
         usage_chunk: UsageChunk,
         call: upstream::Call,
-    ) -> impl Future<Output = ClientAnswer> {
+    ) -> impl Future<Output = ClientReply> {
         let drains = self.is_drained().then(|| Arc::clone(&self.gateway));
         Sent { answer: Some(Box::pin(self.answered(usage_chunk, call))), drains }
     }
@@ -34,7 +34,7 @@ impl Exchange {
         mut self: Box<Self>,
         usage_chunk: UsageChunk,
         call: upstream::Call,
-    ) -> ClientAnswer {
+    ) -> ClientReply {
         let gateway = Arc::clone(&self.gateway);
         let sent = {
             let mut answer = pin!(gateway.upstream.send(call));
@@ -64,13 +64,13 @@ fn is_about_our_key(status: StatusCode) -> bool {
 
 /// A call that was sent.
 struct Sent {
-    answer: Option<Pin<Box<dyn Future<Output = ClientAnswer> + Send>>>,
+    answer: Option<Pin<Box<dyn Future<Output = ClientReply> + Send>>>,
     /// Whose call it is, where its answer is waited for when its client does not.
     drains: Option<Arc<Gateway>>,
 }
 
 impl Future for Sent {
-    type Output = ClientAnswer;
+    type Output = ClientReply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = self.answer.as_mut().expect("nobody polls what has answered");

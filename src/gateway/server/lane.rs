@@ -31,7 +31,7 @@ use crate::gateway::receive::{Arriving, read_away};
 use crate::gateway::{Gateway, receive, respond};
 use body::LaneBody;
 use date::HttpDate;
-use head::LaneHead;
+use head::LaneRequest;
 use idle::IdleConnections;
 use writer::{AnswerWriter, OutBuffer};
 
@@ -131,7 +131,7 @@ impl LaneConnection<'_> {
     /// Serves one call; says whether the connection may have another.
     ///
     /// What comes before the answer is boxed, so that a connection keeps no room for it while the answer streams.
-    async fn call(&mut self, head: LaneHead) -> io::Result<bool> {
+    async fn call(&mut self, head: LaneRequest) -> io::Result<bool> {
         let gateway = &self.lane.gateway;
         let received = std::mem::take(&mut self.received);
         let body = LaneBody::new(self.lane, &self.stream, received, head.length);

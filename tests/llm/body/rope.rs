@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 
 use bytes::{Buf, Bytes};
-use cogni_gateway::base::rope::{Rope, SplicedRope};
+use cogni_gateway::base::rope::{Rope, SplicedBytes};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ proptest! {
             expected.splice(indices(range), bytes.iter().copied());
         }
         for size in [size, body.len().max(1)] {
-            let spliced = SplicedRope::new(frames(&body, size), edits.clone());
+            let spliced = SplicedBytes::new(frames(&body, size), edits.clone());
             prop_assert_eq!(spliced.len(), expected.len() as u64);
             let mut copied = b"head".to_vec();
             spliced.append_to(&mut copied);

@@ -9,13 +9,13 @@ use http::Method;
 
 use crate::gateway::policy::Config;
 use crate::gateway::rejection::Rejection;
-use crate::gateway::request::{RequestHead, check_length, is_json};
+use crate::gateway::request::{JudgedHead, check_length, is_json};
 use crate::protocol::Route;
 use crate::upstream::headers::ClientHead;
 
 /// The head of a request in the lane: of its fields, where those stand that the pipeline looks at.
 #[derive(Debug)]
-pub struct LaneHead {
+pub struct LaneRequest {
     pub route: Route,
     /// Bytes of the body.
     pub length: u64,
@@ -47,7 +47,7 @@ struct HeadFields<'a> {
 
 /// Takes a head off the front of what was received. `None`, and nothing is taken, where the head is not whole or not
 /// beyond doubt.
-pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<LaneHead> {
+pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<LaneRequest> {
     if !received.starts_with(b"POST /v1/") {
         return None;
     }
@@ -78,16 +78,16 @@ pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<La
     };
     let query = query.map(|query| place(query.as_bytes()));
     let fields = head.kept.map(|kept| kept.map(|(field, value)| (field, place(value))));
-    Some(LaneHead { route, length: body, text: received.split_to(length), query, fields })
+    Some(LaneRequest { route, length: body, text: received.split_to(length), query, fields })
 }
 
-impl LaneHead {
+impl LaneRequest {
     fn text(&self, (start, length): TextPlace) -> &[u8] {
         &self.text[usize::from(start)..][..usize::from(length)]
     }
 }
 
-impl ClientHead for LaneHead {
+impl ClientHead for LaneRequest {
     fn query(&self) -> Option<&str> {
         str::from_utf8(self.text(self.query?)).ok()
     }
@@ -99,7 +99,7 @@ impl ClientHead for LaneHead {
 }
 
 /// The lane has seen before what is checked here; only the policy may be another by now.
-impl RequestHead for LaneHead {
+impl JudgedHead for LaneRequest {
     fn route(&self) -> Result<Route, Rejection> {
         Ok(self.route)
     }

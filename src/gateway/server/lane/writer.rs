@@ -13,7 +13,7 @@ use tokio::io::AsyncWrite;
 
 use super::{ClientWatch, Lane};
 use crate::base::socket::Stream;
-use crate::gateway::answer::{Answer, ClientAnswer};
+use crate::gateway::answer::{Answer, ClientReply};
 use crate::gateway::exchange::Broken;
 
 /// Writes one answer.
@@ -64,11 +64,11 @@ impl<'a> AnswerWriter<'a> {
     pub(super) fn new(
         stream: &'a mut Stream,
         watch: &'a mut ClientWatch,
-        answer: ClientAnswer,
+        answer: ClientReply,
         lane: &'a Lane,
         goes_on: bool,
     ) -> Self {
-        let ClientAnswer { status, fields, body } = answer;
+        let ClientReply { status, fields, body } = answer;
         let framing = match (status, body.size_hint().exact()) {
             (StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED, _) => AnswerFraming::Nothing,
             (_, Some(length)) => AnswerFraming::Length(length),
