@@ -104,7 +104,7 @@ pub struct Oversize;
 enum Reader {
     Sse(Blocks),
     Filtered(Filter),
-    Json(Body),
+    Json(Box<Body>),
     Opaque,
 }
 
@@ -134,7 +134,7 @@ impl Observer {
                 Reader::Filtered(Filter::default())
             }
             (Format::Sse, _) => Reader::Sse(Blocks::default()),
-            (Format::Json, _) => Reader::Json(Body::default()),
+            (Format::Json, _) => Reader::Json(Box::default()),
             (Format::Opaque, _) => Reader::Opaque,
         };
         Self { reader, report: Report::new(route) }
