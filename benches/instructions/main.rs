@@ -94,8 +94,8 @@ const CASES: &[Case] = &[
 ];
 
 const CALLS: &[CallCase] = &[
-    CallCase { name: "call 2 KB, lane on", figure: 56_900, lane: "on", is_stream: false },
-    CallCase { name: "call 2 KB, lane off", figure: 71_700, lane: "off", is_stream: false },
+    CallCase { name: "call 2 KB, lane on", figure: 56_000, lane: "on", is_stream: false },
+    CallCase { name: "call 2 KB, lane off", figure: 70_700, lane: "off", is_stream: false },
     CallCase { name: "streamed frame, lane on", figure: 6900, lane: "on", is_stream: true },
     CallCase { name: "streamed frame, lane off", figure: 7700, lane: "off", is_stream: true },
 ];
