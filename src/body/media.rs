@@ -171,7 +171,7 @@ const SIGNATURES: [&[u8]; 3] = [b"iVBORw0KGgo", b"/9j/", b"R0lGOD"];
 /// The same of FLAC, Ogg, and MP3 with a title.
 const SOUNDS: [&[u8]; 3] = [b"ZkxhQ", b"T2dnUw", b"SUQz"];
 
-/// The same of Matroska and WebM, and of MPEG streams.
+/// The same of Matroska, and of MPEG streams.
 const FILMS: [&[u8]; 3] = [b"GkXfo", b"AAABu", b"AAABs"];
 
 /// The largest context: Gemini bills 258 tokens for each second, which is an hour.

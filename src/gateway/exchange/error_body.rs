@@ -81,8 +81,8 @@ fn find_message(error: &[u8]) -> Option<String> {
     let (inside, _) = split_string(value.trim_ascii_start().strip_prefix(b"\"")?);
     // The cut may stand in a character or in an escape.
     let ends = (inside.len().saturating_sub(MAX_ESCAPE)..=inside.len()).rev();
-    let texts = ends.filter_map(|end| str::from_utf8(&inside[..end]).ok());
-    texts.filter_map(|text| serde_json::from_str(&format!("\"{text}\"")).ok()).next()
+    let mut texts = ends.filter_map(|end| str::from_utf8(&inside[..end]).ok());
+    texts.find_map(|text| serde_json::from_str(&format!("\"{text}\"")).ok())
 }
 
 /// What passes of an error. Ours: those of the providers are under 1 KiB, those of LiteLLM under 2.

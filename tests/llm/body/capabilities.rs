@@ -135,14 +135,15 @@ fn reserved(route: Route, policy: &Policy, body: &str) -> u64 {
     whole
 }
 
+/// The same, beside what the length comes to.
+fn estimate(route: Route, fields: &str) -> u64 {
+    let body = format!(r#"{{"model":"m",{fields}}}"#);
+    reserved(route, &Policy::default(), &body) - (body.len() as u64).div_ceil(3)
+}
+
 /// G9: media, numbers of tokens and a second reading are reserved for beside the length of a request.
 #[test]
 fn a_request_is_taken_for_what_its_parts_cost() {
-    let estimate = |route, fields: &str| {
-        let body = format!(r#"{{"model":"m",{fields}}}"#);
-        let length = (body.len() as u64).div_ceil(3);
-        reserved(route, &Policy::default(), &body) - length
-    };
     let image = |data| {
         format!(
             r#""messages":[{{"role":"user","content":[{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{data}"}}}}]}}]"#
@@ -180,7 +181,24 @@ fn a_request_is_taken_for_what_its_parts_cost() {
     assert_eq!(estimate(Messages, &pdf(&format!("{page}=="))), 3000);
     assert_eq!(estimate(Messages, &pdf(&format!("{page}AAAA"))), 200_000);
     assert_eq!(estimate(Messages, &pdf("UEsDBA==")), 200_000);
-    // Sound and video bound no length, wherever it is said what they are; a WAV does.
+    // More media than are read are taken for the most.
+    let many = format!(
+        r#""messages":[{{"role":"user","content":[{}]}}]"#,
+        vec![r#"{"image":"R0lGODlhAQABAAAAACwAAAAAAQABAA=="}"#; 300].join(",")
+    );
+    assert_eq!(estimate(ChatCompletions, &many), 256 * 258 + 44 * 6192);
+    let numbers = (0..300).map(|_| "1").collect::<Vec<_>>().join(",");
+    assert_eq!(estimate(Embeddings, &format!(r#""input":[{numbers}]"#)), 100);
+    let text = format!(r#""messages":[{{"role":"user","content":"{}"}}]"#, "x".repeat(3000));
+    assert_eq!(estimate(Messages, &text), 0);
+    let compacted =
+        format!(r#"{text},"context_management":{{"edits":[{{"type":"compact_20260112"}}]}}"#);
+    assert!(estimate(Messages, &compacted) > 1000);
+}
+
+/// G9: sound and video bound no length, wherever it is said what they are; a WAV does.
+#[test]
+fn sound_and_video_are_reserved_for() {
     for (part, tokens) in [
         (r#"{"type":"file","file":{"file_data":"data:video/mp4;base64,AAAA"}}"#, 1_000_000),
         (r#"{"type":"file","file":{"file_data":"data:audio/flac;base64,AAAA"}}"#, 200_000),
@@ -215,19 +233,6 @@ fn a_request_is_taken_for_what_its_parts_cost() {
         let parts = format!(r#""messages":[{{"role":"user","content":[{part}]}}]"#);
         assert_eq!(estimate(ChatCompletions, &parts), tokens, "{part}");
     }
-    // More media than are read are taken for the most.
-    let many = format!(
-        r#""messages":[{{"role":"user","content":[{}]}}]"#,
-        vec![r#"{"image":"R0lGODlhAQABAAAAACwAAAAAAQABAA=="}"#; 300].join(",")
-    );
-    assert_eq!(estimate(ChatCompletions, &many), 256 * 258 + 44 * 6192);
-    let numbers = (0..300).map(|_| "1").collect::<Vec<_>>().join(",");
-    assert_eq!(estimate(Embeddings, &format!(r#""input":[{numbers}]"#)), 100);
-    let text = format!(r#""messages":[{{"role":"user","content":"{}"}}]"#, "x".repeat(3000));
-    assert_eq!(estimate(Messages, &text), 0);
-    let compacted =
-        format!(r#"{text},"context_management":{{"edits":[{{"type":"compact_20260112"}}]}}"#);
-    assert!(estimate(Messages, &compacted) > 1000);
 }
 
 proptest! {
