@@ -7,7 +7,7 @@ use std::path::{self, Path, PathBuf};
 
 use uuid::Uuid;
 
-use crate::base::private_dir;
+use crate::base::private_dir::{self, DirectoryError};
 
 /// The first process of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,7 +62,10 @@ impl First {
 fn install(path: &Path) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     // Like a run's directory: other users pass through it, and see nothing.
-    private_dir::make(directory, 0o711).map_err(io::Error::other)?;
+    private_dir::make(directory, 0o711).map_err(|error| match error {
+        DirectoryError::Unusable { source, .. } => source,
+        error => io::Error::other(error),
+    })?;
     if !is_private(directory)? {
         return Err(io::Error::other("another user owns the directory"));
     }

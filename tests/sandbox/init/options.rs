@@ -180,7 +180,10 @@ fn the_gateway_carries_this_program() {
     assert_eq!(fs::read(&file).unwrap(), COGNI_INIT);
     fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
     let refused = first.file().unwrap_err().to_string();
-    assert!(refused.contains("other users can write to the directory"), "{refused}");
+    assert!(
+        refused.contains("other users of this machine could replace what is kept there"),
+        "{refused}"
+    );
 
     let gateway = env!("CARGO_BIN_EXE_cogni-gateway");
     let printed = Command::new(gateway).args(["cogni-init", "-"]).output().unwrap();
