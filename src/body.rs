@@ -16,9 +16,12 @@ mod draft;
 mod embedder;
 pub mod field;
 mod fields;
+mod hosted;
 mod inside;
 mod limit;
 mod media;
+mod model_name;
+mod nested;
 mod reader;
 mod refusal;
 mod usage;
@@ -34,11 +37,13 @@ use self::fields::{Asked, Reading};
 use self::inside::{Found, Need};
 use crate::base::rope::{Rope, SplicedBytes};
 use crate::budget::Tokens;
+use crate::observe::printable::Printable;
 use crate::protocol::Route;
 use crate::stream::UsageChunk;
 
 pub use self::capability::{Capability, Grants};
 pub use self::change::{Change, What, Why};
+pub use self::model_name::{MODEL_NAME_RULE, capability_of_model, is_model_name};
 pub use self::reader::{Body, Reader};
 pub use self::refusal::Refusal;
 
@@ -95,12 +100,14 @@ pub struct Call {
 }
 
 /// Which members of the body later stages may have to change.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Places {
     model: Option<usize>,
     /// With their names.
     output: [Option<(usize, &'static str)>; 2],
     thinking: Option<usize>,
+    /// With their names, and how a beta begins that they need. Nothing is allocated where there is none.
+    betas: Vec<(usize, &'static str, &'static [&'static str])>,
 }
 
 /// Judges the body of a POST, and makes the changes that have to be made.
@@ -115,6 +122,11 @@ pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
     let asked = Asked::default();
     let asked = Reading { route, policy, call: &mut call, asked }.read()?;
     let found = with_model(found, policy, asked.model.as_deref());
+    if let Some(at) = found.modest_search
+        && !policy.capabilities.contains(&Capability::WebSearch)
+    {
+        call.drop_search_without_reach(at)?;
+    }
     check_grants(policy, &found.needs)?;
     check_cache(&found)?;
     call.stream = asked.stream;
@@ -170,6 +182,17 @@ fn check_grants(policy: &Policy, needs: &[Need]) -> Result<(), Refusal> {
     })
 }
 
+/// Some models search the web for each answer, and nothing in the body says so.
+fn check_model_grant(policy: &Policy, model: &str) -> Result<(), Refusal> {
+    match capability_of_model(model) {
+        Some(capability) if !policy.capabilities.contains(&capability) => {
+            let detail = Printable(model).text().into();
+            Err(Refusal::CapabilityNotGranted { capability, field: "model", detail: Some(detail) })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// LiteLLM has Google keep a conversation for as long as it is told, billed by the hour and by nobody's report.
 fn check_cache(found: &Found) -> Result<(), Refusal> {
     if !found.has_long_cache {
@@ -200,6 +223,16 @@ impl Call {
         self.note("model", What::Renamed, Why::Alias);
     }
 
+    /// Takes the fields out whose beta is none of those that pass.
+    pub fn drop_without_beta(&mut self, passing: &[String]) {
+        for (at, field, betas) in std::mem::take(&mut self.places.betas) {
+            if !passing.iter().any(|beta| betas.iter().any(|start| beta.starts_with(start))) {
+                self.draft.drop_member(at);
+                self.note(field, What::Dropped, Why::Beta);
+            }
+        }
+    }
+
     /// The body as it goes upstream, with all changes made.
     pub fn into_body(self) -> Rope {
         self.into_spliced().into_rope()
@@ -217,6 +250,10 @@ impl Call {
             return Err(Refusal::ModelNotAllowed { model, allowed: policy.models.clone() });
         }
         let name = policy.aliases.get(&*model);
+        // A model that an operator has named is what that operator wants.
+        if policy.models.is_empty() && name.is_none() {
+            check_model_grant(policy, &model)?;
+        }
         self.model = Some(model);
         if let Some(name) = name {
             self.rename_model(name);

@@ -3,6 +3,7 @@
 //! A room's own `Config` is composed here and imported by nothing below. Secrets come from the
 //! environment or from files named there, never from the TOML file and never from flags.
 
+mod misspelling;
 mod serve;
 pub mod setting;
 mod shared;
@@ -19,6 +20,7 @@ use crate::audit;
 use crate::base::canonical;
 use crate::base::serde_words;
 use crate::base::unix::Permissions;
+use crate::body::{self, MODEL_NAME_RULE, capability_of_model, is_model_name};
 use crate::budget::{Limits, price};
 use crate::gateway::policy;
 use crate::gateway::rule::Rules;
@@ -29,6 +31,7 @@ use crate::run::Identity;
 use crate::upstream;
 use crate::upstream::Kind;
 
+pub use misspelling::check_variable_names;
 pub use serve::{LONGEST, Place, Serve, default_state};
 pub use setting::{SETTINGS, Setting};
 pub use shared::{RunSpec, Shared};
@@ -168,6 +171,7 @@ impl Config {
         }
         self.check_times()?;
         self.check_bodies()?;
+        self.check_models()?;
         self.server.check()?;
         self.telemetry.check()?;
         Rules::compile(&self.policy.rules)?;
@@ -228,6 +232,36 @@ impl Config {
                  raise the second or lower the first"
             ),
             None => Ok(()),
+        }
+    }
+
+    /// What a request may not name is of no use in a list, and the upstream would read it in a way of its own.
+    fn check_models(&self) -> anyhow::Result<()> {
+        let body::Policy { models, aliases, .. } = &self.policy.body;
+        let mut names = models.iter().chain(aliases.keys()).chain(aliases.values());
+        match names.find(|name| !is_model_name(name)) {
+            Some(name) => bail!(
+                "`{}` in `policy.body.models` or `aliases` must be {MODEL_NAME_RULE}",
+                name.escape_debug()
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Says which models search the web although the run may not, as their operator has named them.
+    pub fn warn_of_searching_models(&self) {
+        let body::Policy { models, aliases, capabilities, .. } = &self.policy.body;
+        for model in models.iter().chain(aliases.values()) {
+            if let Some(capability) = capability_of_model(model)
+                && !capabilities.contains(&capability)
+            {
+                tracing::warn!(
+                    model,
+                    capability = capability.name(),
+                    "a model does by itself what the run is not granted, and the gateway cannot keep it from that; \
+                     take it out of the list, or grant the capability"
+                );
+            }
         }
     }
 

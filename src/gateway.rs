@@ -8,8 +8,10 @@
 
 pub mod admission;
 pub mod answer;
+pub mod audience;
 pub mod budget_headers;
 pub mod door;
+pub mod dropped_fields;
 pub mod exchange;
 pub mod limits;
 pub mod policy;
@@ -86,7 +88,7 @@ async fn receive(
     body: &mut Arriving<impl RequestBody>,
 ) -> Result<Received, Rejection> {
     let route = request.route()?;
-    exchange.routed(route);
+    exchange.routed(route, &request);
     let policy = Arc::clone(&exchange.policy);
     if let Some(response) = answer::own(exchange.gateway(), &policy, route, &request) {
         return Ok(Received::Own(response));

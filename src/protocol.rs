@@ -10,6 +10,8 @@ pub enum Route {
     CountTokens,
     Embeddings,
     Models,
+    /// One model of the list; its name is the rest of the path.
+    Model,
     Health,
     RunStatus,
 }
@@ -26,7 +28,7 @@ pub enum Protocol {
 }
 
 impl Route {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::ChatCompletions,
         Self::Completions,
         Self::Responses,
@@ -34,15 +36,20 @@ impl Route {
         Self::CountTokens,
         Self::Embeddings,
         Self::Models,
+        Self::Model,
         Self::Health,
         Self::RunStatus,
     ];
 
     /// The route for a method and a raw path, compared byte for byte: nothing is decoded first.
     pub fn find(method: &http::Method, path: &str) -> Option<Self> {
+        if let Some(name) = path.strip_prefix(Self::Model.path()) {
+            return (*method == http::Method::GET && is_model_path(name)).then_some(Self::Model);
+        }
         Self::ALL.into_iter().find(|route| route.path() == path && route.method() == method)
     }
 
+    /// The path, whole but for [`Route::Model`]: behind that stands a name.
     pub fn path(self) -> &'static str {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
@@ -52,6 +59,7 @@ impl Route {
             Self::CountTokens => "/v1/messages/count_tokens",
             Self::Embeddings => "/v1/embeddings",
             Self::Models => "/v1/models",
+            Self::Model => "/v1/models/",
             Self::Health => "/health",
             Self::RunStatus => "/run/status",
         }
@@ -59,7 +67,7 @@ impl Route {
 
     pub fn method(self) -> &'static http::Method {
         match self {
-            Self::Models | Self::Health | Self::RunStatus => &http::Method::GET,
+            Self::Models | Self::Model | Self::Health | Self::RunStatus => &http::Method::GET,
             _ => &http::Method::POST,
         }
     }
@@ -74,6 +82,7 @@ impl Route {
             Self::CountTokens => "count_tokens",
             Self::Embeddings => "embeddings",
             Self::Models => "models",
+            Self::Model => "model",
             Self::Health => "health",
             Self::RunStatus => "run_status",
         }
@@ -97,3 +106,15 @@ impl Route {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages)
     }
 }
+
+/// Whether a model's name can stand in a path without being read in another way there.
+fn is_model_path(name: &str) -> bool {
+    let is_plain = |byte: u8| {
+        byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':' | b'@' | b'/')
+    };
+    let is_step = |part: &str| matches!(part, "" | "." | "..");
+    name.len() <= MAX_MODEL_BYTES && name.bytes().all(is_plain) && !name.split('/').any(is_step)
+}
+
+/// As long as the name of a model in a body.
+const MAX_MODEL_BYTES: usize = 256;

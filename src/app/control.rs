@@ -155,7 +155,7 @@ pub fn compile(config: &Config) -> anyhow::Result<Policy> {
     let overwrites = Overwrites::new(&config.upstream, &config.identity, &config.policy.headers)?;
     let prices = Prices::load(&config.prices).context("the prices cannot be used")?;
     Ok(Policy {
-        config: Arc::new(config.policy.clone()),
+        config: Arc::new(config.policy.with_granted_betas()),
         rules: Arc::new(Rules::compile(&config.policy.rules)?),
         prices: Arc::new(prices),
         overwrites: Arc::new(overwrites),
@@ -179,7 +179,7 @@ pub(super) fn compile_like(
         policy.rules = Arc::new(Rules::compile(&config.policy.rules)?);
     }
     if like.policy != config.policy {
-        policy.config = Arc::new(config.policy.clone());
+        policy.config = Arc::new(config.policy.with_granted_betas());
     }
     let overwrites = Overwrites::new(&config.upstream, &config.identity, &config.policy.headers)?;
     policy.overwrites = Arc::new(overwrites);

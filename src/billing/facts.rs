@@ -86,8 +86,9 @@ impl Fact {
 
     /// Whether it used something, or is of a kind that does. Other calls come in any number, and are in no book.
     pub fn can_cost(&self) -> bool {
-        let is_free =
-            [Route::CountTokens, Route::Models].iter().any(|free| free.name() == self.route);
+        let is_free = [Route::CountTokens, Route::Models, Route::Model]
+            .iter()
+            .any(|free| free.name() == self.route);
         self.is_billable() || !is_free
     }
 

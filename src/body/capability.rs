@@ -79,6 +79,27 @@ impl Capability {
         }
     }
 
+    /// The values of `anthropic-beta` that go with it: Anthropic refuses its tools and fields without them.
+    pub fn anthropic_betas(self) -> &'static [&'static str] {
+        match self {
+            Self::CodeInterpreter => &["code-execution-2025-05-22", "code-execution-2025-08-25"],
+            Self::Containers => &["skills-2025-10-02"],
+            Self::FileIds => &["files-api-2025-04-14"],
+            Self::RemoteMcp => {
+                &["mcp-client-2025-04-04", "mcp-client-2025-11-20", "mcp-client-2026-09-15"]
+            }
+            Self::StoredState => &["message-threads-2026-08-12"],
+            Self::UnknownTools => &["advisor-tool-2026-03-01"],
+            Self::WebFetch => &["web-fetch-2025-09-10"],
+            Self::WebSearch => &["web-search-2025-03-05"],
+            Self::Background
+            | Self::ComputerUse
+            | Self::FileSearch
+            | Self::ImageGeneration
+            | Self::RemoteMedia => &[],
+        }
+    }
+
     /// What a tool of this type needs; `None` where it runs at the client.
     ///
     /// Clients run functions, the shells and editors that providers describe, and the computers and

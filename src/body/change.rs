@@ -45,8 +45,14 @@ pub enum Why {
     Price,
     /// It would change which account, version or beta is used.
     Account,
+    /// The beta that it needs does not pass.
+    Beta,
     /// It would choose another provider or model.
     Routing,
+    /// It is an order to the upstream's gateway, which goes on without it.
+    Gateway,
+    /// It is a hosted tool that asks for nothing outside, and is not granted.
+    Hosted,
     /// The provider may keep nothing.
     Storage,
     /// Its name was written with escapes.
@@ -77,7 +83,10 @@ impl Why {
             Self::Attribution => "attribution",
             Self::Price => "price",
             Self::Account => "account",
+            Self::Beta => "beta",
             Self::Routing => "routing",
+            Self::Gateway => "gateway",
+            Self::Hosted => "hosted",
             Self::Storage => "storage",
             Self::Spelling => "spelling",
         }
@@ -94,7 +103,12 @@ impl Why {
             Self::Attribution => "who calls is said by the gateway",
             Self::Price => "it would change the price",
             Self::Account => "account, version and betas are chosen by the gateway",
+            Self::Beta => "the beta that it needs is not in `policy.headers.anthropic_beta`",
             Self::Routing => "it would choose another provider or model",
+            Self::Gateway => "the upstream's gateway takes no orders from a client",
+            Self::Hosted => {
+                "a hosted tool that asks for nothing outside is not granted, and not needed"
+            }
             Self::Storage => "the provider may keep nothing, as `stored_state` is not granted",
             Self::Spelling => "its name was written with escapes",
         }

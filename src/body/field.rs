@@ -6,6 +6,7 @@ mod completions;
 mod embeddings;
 mod everywhere;
 mod messages;
+mod open_models;
 mod responses;
 
 use serde::Deserialize;
@@ -14,6 +15,7 @@ use super::Refusal;
 use super::capability::Capability;
 use super::change::Why;
 use super::draft::Draft;
+use super::model_name::MODEL_NAME_RULE;
 use crate::base::json::Kind;
 use crate::protocol::Route;
 
@@ -44,8 +46,15 @@ pub enum Rule {
     Choices,
     /// Is a prompt, or a list of prompts with answers for each.
     Prompts,
+    /// Holds options of Ollama, which may limit the output once more.
+    Options,
+    /// Holds fields that `LiteLLM` and OpenAI's clients put beside it: each is judged as if it stood there.
+    Nested,
     /// Keeps the answer at the provider, unless it says `false`; made to say so where that is not granted.
     Store,
+    /// Passes where a value of `anthropic-beta` that begins with one of these does, and is dropped elsewhere: Anthropic
+    /// refuses the one without the other.
+    Beta(&'static [&'static str]),
     /// Passes where the capability is granted, and is refused elsewhere.
     Needs(Capability),
     /// Does not pass, and nobody is told: SDKs send it in good faith.
@@ -83,7 +92,18 @@ pub enum Forbidden {
 /// The field of this name on this route; `None` where it is unknown.
 pub(super) fn find(route: Route, name: &str) -> Option<Field> {
     let own = index(route).find(name);
-    own.or_else(|| EVERYWHERE.find(name)).copied().or_else(|| family(name))
+    let known = own.or_else(|| EVERYWHERE.find(name)).copied().or_else(|| family(name));
+    known.or_else(|| if takes_open_models(route) { open_models::find(name) } else { None })
+}
+
+/// Whether a route takes the fields of servers of open models.
+fn takes_open_models(route: Route) -> bool {
+    matches!(route, Route::ChatCompletions | Route::Completions)
+}
+
+/// The servers and providers of open models, and the fields that each takes on chat completions and completions.
+pub fn open_models() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    open_models::FAMILIES.iter().copied()
 }
 
 /// Whether the name is somebody's: of another protocol, or in other letters. Nobody means it to be new.
@@ -140,7 +160,7 @@ fn index(route: Route) -> &'static Index {
         Route::Messages => &MESSAGES,
         Route::CountTokens => &COUNT_TOKENS,
         Route::Embeddings => &EMBEDDINGS,
-        Route::Models | Route::Health | Route::RunStatus => &NONE,
+        Route::Models | Route::Model | Route::Health | Route::RunStatus => &NONE,
     }
 }
 
@@ -206,9 +226,12 @@ impl Field {
 
     pub(super) fn invalid(&self) -> Refusal {
         let expected = match self.rule {
-            Rule::Model => "the name of a model, at most 256 bytes long",
+            Rule::Model => MODEL_NAME_RULE,
             Rule::Stream | Rule::Store => "true or false",
-            Rule::StreamOptions => "an object of at most 4 KiB",
+            Rule::StreamOptions | Rule::Nested => "an object of at most 4 KiB",
+            Rule::Options => {
+                "an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it"
+            }
             Rule::OutputLimit => "a whole number, 1 at least",
             Rule::Choices => "a whole number, not negative",
             Rule::Prompts => "a prompt or a list of prompts",

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use super::capability::Capability;
 use super::change::{Change, What, Why};
 use super::field::{self, Field, Forbidden, Rule};
+use super::model_name::{MAX_MODEL_BYTES, is_model_name};
 use super::{Call, Policy, Refusal, UnknownFields};
 use crate::base::json::{Kind, Member};
 use crate::budget::Tokens;
@@ -60,6 +61,8 @@ impl Reading<'_> {
             Rule::Needs(capability) => self.check_grant(capability, field.name, at)?,
             Rule::Pass(shape) if !shape.has(kind) => return Err(field.invalid()),
             Rule::Pass(_) => (),
+            Rule::Beta(_) if kind == Kind::Null => (),
+            Rule::Beta(betas) => self.call.places.betas.push((at, field.name, betas)),
             Rule::Model => self.take_model(field, at)?,
             Rule::Stream => {
                 let stream = self.flag(field, at)?;
@@ -72,6 +75,8 @@ impl Reading<'_> {
                 Kind::Object | Kind::Null => self.call.places.thinking = Some(at),
                 _ => return Err(field.invalid()),
             },
+            Rule::Options => self.check_options(field, at)?,
+            Rule::Nested => self.take_nested(field, at)?,
             Rule::Choices => self.take_choices(field, at)?,
             Rule::Prompts => match kind {
                 Kind::String | Kind::Array | Kind::Null => {
@@ -88,7 +93,7 @@ impl Reading<'_> {
             Some(name) => name.into(),
             None => self.value(field, at)?,
         };
-        if name.is_empty() || name.len() > MODEL_LENGTH {
+        if !is_model_name(&name) {
             return Err(field.invalid());
         }
         self.asked.model = Some(name);
@@ -116,6 +121,22 @@ impl Reading<'_> {
         }
         self.asked.choices = self.asked.choices.max(choices);
         Ok(())
+    }
+
+    /// A limit in there goes over ours.
+    fn check_options(&self, field: &Field, at: usize) -> Result<(), Refusal> {
+        let member = self.member(at);
+        let is_fine = match member.kind {
+            Kind::Null => true,
+            Kind::Object => self.call.draft.inside(&member.value).is_some_and(|options| {
+                options.members.iter().all(|option| {
+                    let name = option.key.as_str().unwrap_or_default().to_ascii_lowercase();
+                    !name.is_empty() && name != "num_predict"
+                })
+            }),
+            _ => false,
+        };
+        if is_fine { Ok(()) } else { Err(field.invalid()) }
     }
 
     fn check_grant(
@@ -206,7 +227,7 @@ impl Reading<'_> {
 fn plain_text(value: &[u8]) -> Option<&str> {
     let text = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
-    let is_usual = text.len() <= MODEL_LENGTH && text.iter().all(is_plain);
+    let is_usual = text.len() <= MAX_MODEL_BYTES && text.iter().all(is_plain);
     str::from_utf8(text).ok().filter(|_| is_usual)
 }
 
@@ -222,6 +243,3 @@ fn may_pass(name: &str) -> bool {
 
 /// What a name is called that is too long to be kept.
 const LONG_NAME: &str = "a name over 64 bytes";
-
-/// Longest name of a model, in bytes. Ours: the longest in use, ARNs, are under 150.
-const MODEL_LENGTH: usize = 256;

@@ -46,6 +46,8 @@ pub(super) struct Found {
     pub(super) has_long_cache: bool,
     /// Texts to be embedded that begin like addresses. Whether they are fetched is the model's.
     pub(super) embedded_addresses: u64,
+    /// Where a tool begins that searches the web, and says whether it may reach outside: Codex's says that it may not.
+    pub(super) modest_search: Option<u64>,
 }
 
 /// Watches a scanner.
@@ -66,6 +68,8 @@ pub(super) struct Inside {
     open: Vec<Open>,
     /// Arrays and objects open within one that is opaque, it included.
     opaque: u32,
+    /// The type of the tool that searches the web, until it ends.
+    search_type: Box<str>,
     found: Found,
 }
 
@@ -75,6 +79,10 @@ pub(super) struct Inside {
 struct Open {
     place: Place,
     is_array: bool,
+    at: u64,
+    /// Of a tool: whether it is a search of the web by its type, and whether it says that it may reach outside.
+    is_web_search: bool,
+    says_reach: bool,
     /// Of a tool: whether it has a name. Of an item: whether it has a type or a role.
     is_known: bool,
     /// Of a tool: whether it is of a type that needs no name.
@@ -137,6 +145,7 @@ impl Inside {
             text_medium: None,
             open: Vec::new(),
             opaque: 0,
+            search_type: Box::default(),
             found: Found::default(),
         }
     }
@@ -154,6 +163,7 @@ impl Inside {
             b"prompt" => ("prompt", Place::Text),
             b"prediction" => ("prediction", Place::Text),
             b"image" => ("image", Place::Media),
+            b"documents" => ("documents", Place::Content),
             b"input" if self.route == Route::Responses => ("input", Place::Items),
             b"input" => ("input", Place::Embedded),
             b"cache_control" => ("cache_control", Place::Cache),
@@ -234,6 +244,7 @@ impl Inside {
             b"container" => return Place::Container,
             b"input_image_mask" | b"skills" => return Place::Content,
             b"file_ids" | b"file_id" => return Place::FileId,
+            b"external_web_access" => self.note(|open| open.says_reach = true),
             _ => {
                 let hosted = str::from_utf8(key).ok().and_then(Capability::of_tool_key);
                 if let Some(capability) = hosted {
@@ -378,11 +389,29 @@ impl Inside {
                 self.note(|open| {
                     open.is_typed = true;
                     open.runs_code = capability == Capability::CodeInterpreter;
+                    open.is_web_search = text.starts_with(b"web_search");
                 });
-                self.needs(capability, text);
+                if text.starts_with(b"web_search") {
+                    // Judged when the tool ends, by all that it says.
+                    self.search_type = Printable(&String::from_utf8_lossy(text)).text().into();
+                } else {
+                    self.needs(capability, text);
+                }
             }
             Err(_) => self.needs(Capability::UnknownTools, text),
         }
+    }
+
+    /// A tool has ended that searches the web. The first of the list of tools that says what it may reach is looked at
+    /// when all has been read.
+    fn web_search(&mut self, tool: Open) {
+        let is_listed = self.field == "tools" && self.open.len() == 1;
+        if tool.says_reach && is_listed && self.found.modest_search.is_none() {
+            self.found.modest_search = Some(tool.at);
+            return;
+        }
+        let kind = std::mem::take(&mut self.search_type);
+        self.needs(Capability::WebSearch, kind.as_bytes());
     }
 
     /// What the next element of the innermost array is, or what the key before it said.
@@ -456,7 +485,7 @@ impl Watch for Inside {
             if place == Place::Opaque {
                 self.opaque = 1;
             } else {
-                self.open.push(Open::new(place, kind == Kind::Array, within));
+                self.open.push(Open::new(place, kind == Kind::Array, within, at));
             }
             let is_id = matches!(place, Place::FileId | Place::SkillId | Place::StoredId);
             if is_id && kind == Kind::Object {
@@ -518,6 +547,9 @@ impl Watch for Inside {
             self.found.media.add_unread(claimed);
         }
         self.note_medium(open.noted.max(open.claimed));
+        if open.is_web_search {
+            self.web_search(open);
+        }
         let is_search = match open.search {
             Search::None => false,
             Search::Typed => open.has_type,
@@ -540,10 +572,13 @@ impl Watch for Inside {
 }
 
 impl Open {
-    fn new(place: Place, is_array: bool, within: Option<Medium>) -> Self {
+    fn new(place: Place, is_array: bool, within: Option<Medium>, at: u64) -> Self {
         Self {
             place,
             is_array,
+            at,
+            is_web_search: false,
+            says_reach: false,
             is_known: false,
             is_typed: false,
             has_type: false,

@@ -22,6 +22,10 @@ pub enum Refusal {
     ModelNotAllowed { model: Box<str>, allowed: Vec<String> },
     #[error("`{name}` is not allowed, as it {}; leave it out", why.text())]
     FieldNotAllowed { name: Box<str>, why: Forbidden },
+    #[error(
+        "`{name}` in `extra_body` would go over what stands beside it; say it beside `extra_body`"
+    )]
+    FieldElsewhere { name: &'static str },
     #[error("`{name}` is not a field that is known here; leave it out")]
     UnknownField { name: Box<str> },
     #[error(
@@ -45,7 +49,7 @@ impl Refusal {
             Self::NoModel => "model_required",
             Self::InvalidField { .. } | Self::TooManyChoices { .. } => "invalid_field",
             Self::ModelNotAllowed { .. } => "model_not_allowed",
-            Self::FieldNotAllowed { .. } => "field_not_allowed",
+            Self::FieldNotAllowed { .. } | Self::FieldElsewhere { .. } => "field_not_allowed",
             Self::UnknownField { .. } => "unknown_field",
             Self::CapabilityNotGranted { .. } => "capability_not_granted",
         }
@@ -64,7 +68,9 @@ impl Refusal {
     pub fn field(&self) -> &str {
         match self {
             Self::NoModel | Self::ModelNotAllowed { .. } => "model",
-            Self::InvalidField { name, .. } | Self::TooManyChoices { name, .. } => name,
+            Self::InvalidField { name, .. }
+            | Self::TooManyChoices { name, .. }
+            | Self::FieldElsewhere { name } => name,
             Self::FieldNotAllowed { name, .. } | Self::UnknownField { name } => name,
             Self::CapabilityNotGranted { field, .. } => field,
         }

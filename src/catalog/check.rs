@@ -4,6 +4,7 @@ use std::path::{Component, PathBuf};
 
 use super::entry::{Entry, Maker, OpenClaw, Setup};
 use super::placeholder;
+use crate::body::{MODEL_NAME_RULE, is_model_name};
 use crate::delivery::rules::Own;
 use crate::gateway::rule::Rules;
 use crate::relay::judge::Scanner;
@@ -43,6 +44,10 @@ impl Entry {
                 return wrong("driver", "`docker` needs an image; give `image`".to_owned());
             }
             _ => (),
+        }
+        let mut names = self.models.allow.iter().chain(&self.models.default);
+        if let Some(name) = names.find(|name| !is_model_name(name)) {
+            return wrong("models", format!("`{}` must be {MODEL_NAME_RULE}", name.escape_debug()));
         }
         if let Some(model) = &self.models.default
             && !self.models.allow.is_empty()

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::policy::Policy;
 use crate::base::canonical;
-use crate::body::Grants;
+use crate::body::{Grants, MODEL_NAME_RULE, is_model_name};
 use crate::budget;
 use crate::delivery::rules::Own;
 use crate::sandbox::spec::Root;
@@ -201,6 +201,9 @@ impl Entry {
     /// The agent may not use that one.
     pub fn model(&self, asked: Option<String>) -> Result<Option<String>, String> {
         let Some(model) = asked.or_else(|| self.models.default.clone()) else { return Ok(None) };
+        if !is_model_name(&model) {
+            return Err(format!("`{}` must be {MODEL_NAME_RULE}", model.escape_debug()));
+        }
         let allow = &self.models.allow;
         if allow.is_empty() || allow.contains(&model) {
             return Ok(Some(model));

@@ -4,6 +4,7 @@
 //! agent's file takes none of them away. Models and capabilities have keys of their own in an entry.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -66,7 +67,7 @@ impl Entry {
     pub fn lay_over(&self, base: &mut Config) -> Result<(), NoModel> {
         let Policy { headers, body, rules, max_body_bytes, body_timeout, on_client_gone, cutoff } =
             self.policy.clone();
-        set(&mut base.headers.anthropic_beta, headers.anthropic_beta);
+        set(&mut base.headers.anthropic_beta, headers.anthropic_beta.map(Arc::new));
         set(&mut base.headers.openai_beta, headers.openai_beta);
         set(&mut base.headers.queries, headers.queries);
         set(&mut base.headers.tags, headers.tags);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches};
 
-use crate::config::{Config, LONGEST, Setting};
+use crate::config::{Config, LONGEST, Setting, check_variable_names};
 
 /// One flag for each setting, and `--config`.
 pub fn of(settings: impl Iterator<Item = &'static Setting>) -> impl Iterator<Item = Arg> {
@@ -70,6 +70,16 @@ pub fn given(
         given.extend(found.map(|value| (setting.name, value)));
     }
     Ok(given)
+}
+
+/// Checks the environment for variables that are nearly ours.
+///
+/// # Errors
+/// There is one.
+pub fn check_environment() -> anyhow::Result<()> {
+    let given = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+    let names: Vec<_> = given.filter_map(|(name, _)| name.into_string().ok()).collect();
+    check_variable_names(names.iter().map(String::as_str))
 }
 
 /// A time, as people write it.

@@ -23,6 +23,7 @@ pub fn command() -> Command {
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    flags::check_environment()?;
     let matches = matches.clone();
     serve(move || configure(&matches, |name| std::env::var(name).ok()))
 }
@@ -33,6 +34,7 @@ pub(super) fn serve(
 ) -> anyhow::Result<ExitCode> {
     let config = configure()?;
     config.check_budgets_last()?;
+    config.warn_of_searching_models();
     descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -51,6 +51,7 @@ fn arguments(command: Command) -> Command {
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets runs end.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    flags::check_environment()?;
     let matches = matches.clone();
     let read = move || Given::read(&matches, |name| std::env::var(name).ok());
     let given = read()?;

@@ -17,6 +17,7 @@ pub fn command() -> Command {
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    flags::check_environment()?;
     let matches = matches.clone();
     proxy::serve(move || configure(&matches, |name| std::env::var(name).ok()))
 }

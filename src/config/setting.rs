@@ -53,6 +53,15 @@ impl Setting {
         flag: Option<String>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> anyhow::Result<Option<String>> {
+        if flag.is_none()
+            && self.name == "LITELLM_HOST"
+            && variable(self.name).as_deref() == Some("")
+        {
+            // Whoever composed that meant another place than the default.
+            return Err(anyhow!(
+                "`LITELLM_HOST` is empty; give the upstream's address, or unset it"
+            ));
+        }
         let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
         if !self.is_secret {
             return Ok(flag.or_else(|| variable(self.name)));

@@ -42,6 +42,7 @@ impl Admission<'_> {
         let (route, bytes) = (body.route(), body.len());
         let Policy { config, rules, .. } = self.policy;
         let mut call = body::admit(&config.body, body)?;
+        call.drop_without_beta(&config.headers.anthropic_beta);
         if rules.is_empty() {
             return Ok((call, vec![]));
         }

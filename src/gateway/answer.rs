@@ -40,16 +40,24 @@ pub fn own(
     if !is_own(policy, route) {
         return None;
     }
-    let body = match route {
+    let names = &policy.config.body.models;
+    let as_anthropic = request.values("anthropic-version").next().is_some();
+    let mut response = Response::new(String::new());
+    *response.body_mut() = match route {
         Route::Health => health(gateway),
         Route::RunStatus => status(gateway).to_string(),
-        _ => {
-            let names = &policy.config.body.models;
-            let as_anthropic = request.values("anthropic-version").next().is_some();
-            models(names, as_anthropic).to_string()
+        Route::Model => {
+            let asked = request.path().trim_start_matches(Route::Model.path());
+            let found = names.iter().find(|name| *name == asked);
+            if found.is_none() {
+                *response.status_mut() = StatusCode::NOT_FOUND;
+            }
+            found
+                .map_or_else(|| no_model(asked, as_anthropic), |name| model(name, as_anthropic))
+                .to_string()
         }
+        _ => models(names, as_anthropic).to_string(),
     };
-    let mut response = Response::new(body);
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -60,7 +68,7 @@ pub fn own(
 pub fn is_own(policy: &Policy, route: Route) -> bool {
     match route {
         Route::Health | Route::RunStatus => true,
-        Route::Models => !policy.config.body.models.is_empty(),
+        Route::Models | Route::Model => !policy.config.body.models.is_empty(),
         _ => false,
     }
 }
@@ -78,18 +86,28 @@ fn status(gateway: &Gateway) -> Value {
 }
 
 fn models(names: &[String], as_anthropic: bool) -> Value {
+    let list: Vec<_> = names.iter().map(|name| model(name, as_anthropic)).collect();
     if as_anthropic {
-        let list: Vec<_> = names
-            .iter()
-            .map(|name| json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}))
-            .collect();
         return json!({"data": list, "has_more": false, "first_id": names.first(), "last_id": names.last()});
     }
-    let list: Vec<_> = names
-        .iter()
-        .map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "cogni-gateway"}))
-        .collect();
     json!({"object": "list", "data": list})
+}
+
+fn model(name: &str, as_anthropic: bool) -> Value {
+    if as_anthropic {
+        return json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"});
+    }
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "cogni-gateway"})
+}
+
+/// The answer to a question for a model that the run does not have.
+fn no_model(name: &str, as_anthropic: bool) -> Value {
+    let message =
+        format!("the run has no model `{name}`; `GET /v1/models` lists those that it has");
+    if as_anthropic {
+        return json!({"type": "error", "error": {"type": "not_found_error", "message": message}});
+    }
+    json!({"error": {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}})
 }
 
 impl ClientReply {

@@ -133,7 +133,7 @@ impl Door {
         if let Some((gateway, _call)) = run {
             let mut exchange = Exchange::begin(gateway, None, request.method());
             if let Some(route) = route {
-                exchange.routed(route);
+                exchange.routed(route, request);
             }
             return exchange.reject(&rejection).into_response();
         }

@@ -18,7 +18,9 @@ use http::{Method, Response};
 use super::Gateway;
 use super::admission::Admission;
 use super::answer::{Answer, ClientReply};
+use super::audience::Audience;
 use super::budget_headers;
+use super::dropped_fields;
 use super::limits::RequestPermit;
 use super::policy::Policy;
 use super::receive::{self, Arriving, RequestBody};
@@ -34,7 +36,7 @@ use crate::observe::trace;
 use crate::protocol::{Protocol, Route};
 use crate::run::RequestId;
 use crate::stream::{Allowance, Format, Observer, UsageChunk};
-use crate::upstream::headers::{self, Facts, Outgoing};
+use crate::upstream::headers::{self, ClientHead, Facts, Outgoing};
 use crate::upstream::redactor::Redactor;
 use crate::upstream::{self, ProviderAnswer};
 
@@ -53,6 +55,8 @@ pub struct Exchange {
     /// Of the process that called, where it is known.
     pid: Option<u32>,
     route: Option<Route>,
+    /// Who is told of a refusal.
+    audience: Audience,
     started: Instant,
     request_bytes: u64,
     model: Option<Box<str>>,
@@ -78,6 +82,8 @@ pub struct Exchange {
     silence: Silence,
     /// The upstream's own, where `status` is what the client sees.
     upstream_status: Option<u16>,
+    /// The fields that do not go up, where there are any.
+    dropped: Option<Box<str>>,
     /// Answers that the model writes.
     choices: u32,
     is_stream: bool,
@@ -130,6 +136,7 @@ impl Exchange {
             method: method.clone(),
             pid,
             route: None,
+            audience: Protocol::Chat.into(),
             started: now,
             request_bytes: 0,
             model: None,
@@ -150,6 +157,7 @@ impl Exchange {
             sent: None,
             silence: Silence::begin(now),
             upstream_status: None,
+            dropped: None,
             choices: 1,
             is_stream: false,
             has_finished: false,
@@ -169,8 +177,9 @@ impl Exchange {
         &self.gateway
     }
 
-    pub(super) fn routed(&mut self, route: Route) {
+    pub(super) fn routed(&mut self, route: Route, head: &impl ClientHead) {
         self.route = Some(route);
+        self.audience = Audience::of(route.protocol(), head);
     }
 
     /// Lets the request in by its head alone.
@@ -280,6 +289,7 @@ impl Exchange {
         for change in call.changes.iter().filter(|change| change.what == What::Dropped) {
             gateway.metrics.dropped_field(route, change.why.as_str());
         }
+        self.dropped = dropped_fields::named(&call.changes);
         self.is_stream = call.stream;
         self.choices = call.choices;
         let now = Instant::now();
@@ -298,7 +308,7 @@ impl Exchange {
 
     /// Ends with an error in the shape of the route's protocol.
     pub(super) fn reject(mut self: Box<Self>, rejection: &Rejection) -> ClientReply {
-        let response = rejection.response(self.protocol());
+        let response = rejection.response(self.audience);
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
         let mut answer = ClientReply::own(response);
@@ -350,11 +360,14 @@ impl Exchange {
         if status.is_client_error() || status.is_server_error() {
             self.redact_errors();
             let is_json = format == Format::Json;
-            let error_body = ErrorBody::new(self.protocol(), status, is_json);
+            let error_body = ErrorBody::new(self.audience.protocol, status, is_json);
             self.error_body = Some(Box::new(error_body));
         }
         self.policy.overwrites.remove_reflected(&mut fields);
         self.facts = headers::to_client(&mut fields, &self.policy.config.headers);
+        if let Some(dropped) = &self.dropped {
+            fields.push(dropped_fields::NAME, dropped.as_bytes());
+        }
         self.tell_budget(&mut fields);
         self.is_unreadable = format == Format::Opaque;
         self.is_stream &= format != Format::Json;
@@ -382,10 +395,6 @@ impl Exchange {
         let Stage::Admitted(reservation) = &self.stage else { return None };
         let (output, input) = (reservation.output_limit()?, reservation.granted().input);
         Some(Allowance { input, output, cutoff: self.policy.config.cutoff })
-    }
-
-    fn protocol(&self) -> Protocol {
-        self.route.map_or(Protocol::Chat, Route::protocol)
     }
 
     fn fail(&mut self, error: &upstream::Error) {

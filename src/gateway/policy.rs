@@ -60,14 +60,29 @@ pub struct Policy {
     pub overwrites: Arc<Overwrites>,
 }
 
+impl Config {
+    /// The same, where the betas pass that belong to what is granted.
+    #[must_use]
+    pub fn with_granted_betas(&self) -> Self {
+        let mut config = self.clone();
+        let granted = self.body.capabilities.iter().flat_map(|granted| granted.anthropic_betas());
+        for beta in granted {
+            if config.headers.anthropic_beta.iter().all(|listed| listed != beta) {
+                Arc::make_mut(&mut config.headers.anthropic_beta).push((*beta).to_owned());
+            }
+        }
+        config
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             headers: headers::Config::default(),
             body: body::Policy::default(),
             rules: vec![],
-            // SPEC G5.
-            max_body_bytes: 32 * 1024 * 1024,
+            // As the proxy before us had it.
+            max_body_bytes: 50 * 1024 * 1024,
             body_timeout: Duration::from_mins(1),
             on_client_gone: OnClientGone::default(),
             cutoff: Cutoff::default(),

@@ -23,6 +23,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub enum Error {
     #[error("the request body is larger than the limit of {limit} bytes")]
     TooLarge { limit: u64 },
+    #[error("the request body {0}; send JSON in UTF-8 as it is")]
+    Encoded(&'static str),
     #[error("the request body did not arrive within {}", humantime::format_duration(*.0))]
     Timeout(Duration),
     #[error("the request body is not acceptable JSON: {0}")]
@@ -95,6 +97,9 @@ impl<B: RequestBody> Arriving<B> {
             let frame = frame.map_err(|error| Error::BrokenOff(error.into()))?;
             let Ok(data) = frame.into_data() else { continue };
             permit.take_bytes(data.len())?;
+            if reader.is_none() {
+                check_start(&data)?;
+            }
             if reader.is_none() && self.body.is_end_stream() {
                 return whole(route, data, policy);
             }
@@ -152,6 +157,16 @@ pub fn whole(route: Route, body: Bytes, policy: &Config) -> Result<Body, Error> 
     Ok(Body::read(route, body)?)
 }
 
+/// What some clients send in the place of JSON, by how it begins.
+fn check_start(body: &[u8]) -> Result<(), Error> {
+    match body {
+        [0xef, 0xbb, 0xbf, ..] => Err(Error::Encoded("begins with a byte order mark")),
+        [0xfe, 0xff, ..] | [0xff, 0xfe, ..] => Err(Error::Encoded("is UTF-16")),
+        [0x1f, 0x8b, ..] => Err(Error::Encoded("is compressed")),
+        _ => Ok(()),
+    }
+}
+
 fn take(reader: &mut Reader, data: Bytes, policy: &Config) -> Result<(), Error> {
     check_length(reader.len() + data.len() as u64, policy)?;
     Ok(reader.push(data)?)
@@ -166,6 +181,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::TooLarge { .. } => "request_too_large",
+            Self::Encoded(_) => "unsupported_media_type",
             Self::Timeout(_) => "request_timeout",
             Self::Json(invalid) => invalid.code(),
             Self::BrokenOff(_) => "client_gone",
@@ -176,6 +192,7 @@ impl Error {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Encoded(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Timeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Json(_) | Self::BrokenOff(_) => StatusCode::BAD_REQUEST,
             Self::Overload(overload) => overload.status(),
@@ -184,7 +201,7 @@ impl Error {
 }
 
 /// Bytes of a refused body that are read, four times the largest that is allowed by default.
-const MAX_DISCARD_BYTES: usize = 128 * 1024 * 1024;
+const MAX_DISCARD_BYTES: usize = 200 * 1024 * 1024;
 
 /// How long a refused body is read, as nginx's `lingering_time`, and how long its client may be silent: local clients
 /// send at once.

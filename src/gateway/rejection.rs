@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
+use super::audience::{Audience, ClientFamily};
 use super::door;
 use super::limits::Overload;
 use super::receive;
@@ -77,8 +78,29 @@ impl Rejection {
         }
     }
 
-    /// The status that makes a client of `protocol` do the right thing.
-    pub fn status(&self, protocol: Protocol) -> StatusCode {
+    /// The status that makes its client do the right thing.
+    pub fn status(&self, audience: impl Into<Audience>) -> StatusCode {
+        let Audience { protocol, family } = audience.into();
+        let status = self.protocol_status(protocol);
+        match family {
+            // It repeats a 429, even the one at which alone Codex stops.
+            ClientFamily::AiSdk => self.protocol_status(match protocol {
+                Protocol::Responses => Protocol::Chat,
+                same => same,
+            }),
+            // It stops at 400, 401 and 404 only.
+            ClientFamily::Litellm if status.is_client_error() && self.tells_to_stop() => {
+                match status {
+                    StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => status,
+                    _ => StatusCode::BAD_REQUEST,
+                }
+            }
+            ClientFamily::Usual | ClientFamily::Litellm => status,
+        }
+    }
+
+    /// The status that the usual clients of `protocol` obey.
+    fn protocol_status(&self, protocol: Protocol) -> StatusCode {
         // Codex stops at a 400 and at a 429 of type `usage_limit_reached`, and repeats all else five times.
         match (self.usual_status(), protocol) {
             (StatusCode::PAYMENT_REQUIRED, Protocol::Responses) => StatusCode::TOO_MANY_REQUESTS,
@@ -137,7 +159,9 @@ impl Rejection {
     }
 
     /// The response, in the protocol's own shape.
-    pub fn response(&self, protocol: Protocol) -> Response<String> {
+    pub fn response(&self, audience: impl Into<Audience>) -> Response<String> {
+        let audience = audience.into();
+        let protocol = audience.protocol;
         let body = match (self, protocol) {
             (Self::NotServed, _) => json!({"error": "not_found"}),
             (_, Protocol::Messages) => json!({
@@ -149,17 +173,17 @@ impl Rejection {
             }),
         };
         let mut response = Response::new(body.to_string());
-        *response.status_mut() = self.status(protocol);
+        *response.status_mut() = self.status(audience);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if self.status(protocol) == StatusCode::UNAUTHORIZED {
+        if self.status(audience) == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         match self.retry_after() {
             Some(wait) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
             }
-            None if self.is_final() => {
+            None if self.tells_to_stop() => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
             }
             None => {}
@@ -190,13 +214,16 @@ impl Rejection {
         is_final || !matches!(self, Self::Upstream(_) | Self::Audit(_))
     }
 
+    /// Whether the answer says that a repetition cannot help.
+    fn tells_to_stop(&self) -> bool {
+        self.retry_after().is_none() && self.is_final()
+    }
+
     fn kind(&self, protocol: Protocol) -> &'static str {
-        match (self.status(protocol), protocol) {
+        match (self.protocol_status(protocol), protocol) {
             (StatusCode::PAYMENT_REQUIRED, Protocol::Messages) => "billing_error",
             (StatusCode::PAYMENT_REQUIRED, _) => "insufficient_quota",
-            (StatusCode::TOO_MANY_REQUESTS, Protocol::Responses)
-                if self.is_final() && self.retry_after().is_none() =>
-            {
+            (StatusCode::TOO_MANY_REQUESTS, Protocol::Responses) if self.tells_to_stop() => {
                 "usage_limit_reached"
             }
             (StatusCode::TOO_MANY_REQUESTS, _) => "rate_limit_error",

@@ -52,6 +52,11 @@ pub fn check_head<B>(request: &Request<B>, policy: &Config) -> Result<(), Reject
     if !content_type.is_some_and(is_json) {
         return Err(Rejection::NotJson);
     }
+    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+    {
+        return Err(receive::Error::Encoded("has a `content-encoding`").into());
+    }
     let declared = request
         .headers()
         .get(header::CONTENT_LENGTH)

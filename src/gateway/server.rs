@@ -197,7 +197,7 @@ impl Default for Config {
             // As many as connections.
             max_requests: 1024,
             // Two of the largest bodies.
-            max_run_body_bytes: 64 * 1024 * 1024,
+            max_run_body_bytes: 100 * 1024 * 1024,
             max_process_body_bytes: None,
             lane: LaneMode::default(),
         }
@@ -229,7 +229,7 @@ const MAX_BODY_BYTES: u64 = 1 << 48;
 
 /// Bytes of request bodies of all runs, on a machine that has four times as many.
 const MAX_PROCESS_BODY_BYTES: u64 = 512 * 1024 * 1024;
-const MIN_PROCESS_BODY_BYTES: u64 = 32 * 1024 * 1024;
+const MIN_PROCESS_BODY_BYTES: u64 = 50 * 1024 * 1024;
 
 /// The answer to a connection too many, whatever it was going to ask.
 const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\

@@ -217,6 +217,8 @@ impl Route {
             "/v1/messages/count_tokens" => (Self::CountTokens, Method::POST),
             "/v1/embeddings" => (Self::Embeddings, Method::POST),
             "/v1/models" => (Self::Models, Method::GET),
+            // A list all the same: what counts is that it was asked.
+            _ if path.starts_with("/v1/models/") => (Self::Models, Method::GET),
             _ => return Err(StatusCode::NOT_FOUND),
         };
         if *method == served { Ok(route) } else { Err(StatusCode::METHOD_NOT_ALLOWED) }

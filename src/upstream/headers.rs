@@ -19,8 +19,9 @@ use crate::upstream::{self, Kind, Target};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Values of `anthropic-beta` that pass; others are taken out of the list.
-    pub anthropic_beta: Vec<String>,
+    /// Values of `anthropic-beta` that pass; others are taken out of the list. One list for all runs that have the same.
+    #[serde(deserialize_with = "read_shared_list", serialize_with = "write_shared_list")]
+    pub anthropic_beta: Arc<Vec<String>>,
     /// Values of `openai-beta` that pass.
     pub openai_beta: Vec<String>,
     /// Query strings that pass, whole; any other is dropped.
@@ -45,6 +46,8 @@ pub struct Overwrites {
 
 /// The head of a client's request, as far as anything in it may go upstream.
 pub trait ClientHead {
+    fn path(&self) -> &str;
+
     fn query(&self) -> Option<&str>;
 
     /// The values of a field, in their order.
@@ -55,6 +58,8 @@ pub trait ClientHead {
 #[derive(Clone, Debug)]
 pub struct Outgoing {
     route: Route,
+    /// Of a route whose path ends with a name: the name.
+    name: Option<Box<str>>,
     query: Option<Box<str>>,
     overwrites: Arc<Overwrites>,
     /// What differs from call to call.
@@ -145,7 +150,11 @@ impl Outgoing {
         if overwrites.kind == Kind::Anthropic && fields.get(ANTHROPIC_VERSION).is_none() {
             fields.push(ANTHROPIC_VERSION, OLDEST_ANTHROPIC_VERSION);
         }
-        Self { route, query: query.map(Into::into), overwrites, fields }
+        let name = match route {
+            Route::Model => request.path().strip_prefix(route.path()).map(Box::from),
+            _ => None,
+        };
+        Self { route, name, query: query.map(Into::into), overwrites, fields }
     }
 
     /// Adds a header that is none of ours: a rule of the operator has seen to that.
@@ -174,10 +183,11 @@ impl Outgoing {
         } else {
             ("", "")
         };
-        let parts: [&[u8]; 11] = [
+        let parts: [&[u8]; 12] = [
             self.route.method().as_str().as_bytes(),
             b" ",
             self.route.path().as_bytes(),
+            self.name.as_deref().unwrap_or_default().as_bytes(),
             query.map_or(b"", |_| b"?"),
             query.unwrap_or_default().as_bytes(),
             b" HTTP/1.1\r\n",
@@ -197,7 +207,8 @@ impl Outgoing {
     pub fn request(&self, target: &Target, body_length: u64) -> Request<Option<Rope>> {
         let mut request = Request::new(None);
         *request.method_mut() = self.route.method().clone();
-        *request.uri_mut() = target.uri(self.route.path(), self.query.as_deref());
+        *request.uri_mut() =
+            target.uri(self.route.path(), self.name.as_deref(), self.query.as_deref());
         let fields = request.headers_mut();
         fields.clone_from(&self.overwrites.fields);
         fields.remove(header::HOST);
@@ -211,6 +222,10 @@ impl Outgoing {
 }
 
 impl<B> ClientHead for Request<B> {
+    fn path(&self) -> &str {
+        self.uri().path()
+    }
+
     fn query(&self) -> Option<&str> {
         self.uri().query()
     }
@@ -229,7 +244,7 @@ fn passed(request: &impl ClientHead, config: &Config) -> HeaderLines {
         }
     }
     for (name, listed) in
-        [(ANTHROPIC_BETA, &config.anthropic_beta), (OPENAI_BETA, &config.openai_beta)]
+        [(ANTHROPIC_BETA, &*config.anthropic_beta), (OPENAI_BETA, &config.openai_beta)]
     {
         if let Some(value) = listed_values(request.values(name), listed) {
             passed.push(name, value.as_bytes());
@@ -280,17 +295,24 @@ pub fn to_client(fields: &mut HeaderLines, config: &Config) -> Facts {
     facts
 }
 
+fn write_shared_list<S: serde::Serializer>(
+    list: &Arc<Vec<String>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    list.as_slice().serialize(serializer)
+}
+
+fn read_shared_list<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Arc<Vec<String>>, D::Error> {
+    Vec::deserialize(deserializer).map(Arc::new)
+}
+
 impl Default for Config {
     fn default() -> Self {
         let owned = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect();
         Self {
-            anthropic_beta: owned(&[
-                "claude-code-20250219",
-                "fine-grained-tool-streaming-2025-05-14",
-                "interleaved-thinking-2025-05-14",
-                "prompt-caching-2024-07-31",
-                "token-counting-2024-11-01",
-            ]),
+            anthropic_beta: Arc::new(owned(&DEFAULT_BETAS)),
             openai_beta: vec!["responses=experimental".to_owned()],
             // Claude Code asks for `/v1/messages?beta=true`.
             queries: vec!["beta=true".to_owned()],
@@ -300,6 +322,47 @@ impl Default for Config {
         }
     }
 }
+
+/// Betas that have the provider do nothing outside, keep nothing and choose no other model, account or speed: of those that
+/// the Anthropic SDK 2.12 lists and Claude Code 2.1.330 knows. Betas of a capability pass where that is granted.
+const DEFAULT_BETAS: [&str; 36] = [
+    "advanced-tool-use-2025-11-20",
+    "claude-code-20250219",
+    "compact-2026-01-12",
+    "compact-2026-09-04",
+    "computer-use-2024-10-22",
+    "computer-use-2025-01-24",
+    "computer-use-2025-11-24",
+    "context-1m-2025-08-07",
+    "context-management-2025-06-27",
+    "dev-full-thinking-2025-05-14",
+    "effort-2025-11-24",
+    "extended-cache-ttl-2025-04-11",
+    "fine-grained-tool-streaming-2025-05-14",
+    "inline-tools-2026-09-15",
+    "interleaved-thinking-2025-05-14",
+    "mid-conversation-output-config-2026-07-01",
+    "mid-conversation-system-2026-04-07",
+    "mid-conversation-system-clear-at-2026-08-21",
+    "mid-conversation-tool-changes-2026-07-01",
+    "model-context-window-exceeded-2025-08-26",
+    "output-128k-2025-02-19",
+    "output-300k-2026-03-24",
+    "pdfs-2024-09-25",
+    "per-turn-control-2026-07-01",
+    "prompt-caching-2024-07-31",
+    "prompt-caching-scope-2026-01-05",
+    "redact-thinking-2026-02-12",
+    "structured-outputs-2025-11-13",
+    "structured-outputs-2025-12-15",
+    "task-budgets-2026-03-13",
+    "thinking-binding-controls-2026-08-01",
+    "thinking-display-updates-2026-08-18",
+    "thinking-token-count-2026-05-13",
+    "token-counting-2024-11-01",
+    "token-efficient-tools-2025-02-19",
+    "tool-search-tool-2025-10-19",
+];
 
 /// Response headers that are kept; of these, [`RESPONSE_COST`] stays inside.
 const KEPT: [&str; 10] = [

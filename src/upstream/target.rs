@@ -50,12 +50,19 @@ impl Target {
         })
     }
 
-    /// The absolute URL of one of our routes; the query comes from configuration.
-    pub fn uri(&self, path: &'static str, query: Option<&str>) -> Uri {
+    /// The absolute URL of one of our routes, with the name that its path ends with where it does; the query comes from
+    /// configuration.
+    pub fn uri(&self, path: &'static str, name: Option<&str>, query: Option<&str>) -> Uri {
         let scheme = if self.scheme == Scheme::Https { "https" } else { "http" };
-        let path = query.map_or(PathAndQuery::from_static(path), |query| {
-            format!("{path}?{query}").parse().expect("a listed query is valid in a URL")
-        });
+        let path = match (name, query) {
+            (None, None) => PathAndQuery::from_static(path),
+            (name, query) => {
+                let (name, mark) =
+                    (name.unwrap_or_default(), if query.is_some() { "?" } else { "" });
+                let path = format!("{path}{name}{mark}{}", query.unwrap_or_default());
+                path.parse().expect("a name of a route and a listed query are valid in a URL")
+            }
+        };
         Uri::builder()
             .scheme(scheme)
             .authority(self.authority.clone())

@@ -91,9 +91,16 @@ fn a_time_that_cannot_be_counted_to_is_refused() {
 /// G15: one body of the size that is allowed must fit into what a run may hold.
 #[test]
 fn a_body_that_never_fits_is_refused() {
-    let file = Place::holding("[policy]\nmax_body_bytes = 100000000");
+    let file = Place::holding("[policy]\nmax_body_bytes = 200000000");
     let error = Given::default().with("CONFIG", file.path()).error();
-    insta::assert_snapshot!(error, @"`policy.max_body_bytes` is `100000000` and `server.max_run_body_bytes` is `67108864`; one body must fit, so raise the second or lower the first");
+    insta::assert_snapshot!(error, @"`policy.max_body_bytes` is `200000000` and `server.max_run_body_bytes` is `104857600`; one body must fit, so raise the second or lower the first");
+}
+
+/// G2: an upstream that was to come from somewhere is not the default one.
+#[test]
+fn an_empty_upstream_is_refused() {
+    let error = Given::default().with("LITELLM_HOST", "").error();
+    insta::assert_snapshot!(error, @"`LITELLM_HOST` is empty; give the upstream's address, or unset it");
 }
 
 /// G2: composed files leave variables empty; that is as good as leaving them out.
@@ -101,7 +108,7 @@ fn a_body_that_never_fits_is_refused() {
 fn an_empty_variable_is_no_value() {
     let plain = Given::default().read().unwrap();
     for setting in SETTINGS {
-        if Given::default().variables.contains_key(setting.name) {
+        if Given::default().variables.contains_key(setting.name) || setting.name == "LITELLM_HOST" {
             continue;
         }
         let given = Given::default().with(setting.name, "");

@@ -73,7 +73,7 @@ def place_taken_at_first(gateway):
 
 def open_call(gateway):
     """So slow that nobody has to read it: a call whose client does not read would be cut."""
-    body = {"model": f"{OURS}chunks=100000,interval=10s", "stream": True, "messages": []}
+    body = {"model": f"{OURS}chunks=100000;interval=10s", "stream": True, "messages": []}
     call = gateway.post("/v1/chat/completions", body)
     assert call[1].status == 200, call[1].read()
     return call

@@ -109,12 +109,15 @@ fn request() -> impl Strategy<Value = String> {
         1 => Just("x: \u{e9}"),
         1 => Just("x:\ty"),
         1 => Just("authorization: Bearer evil"),
+        1 => Just("User-Agent: OpenAI/Python 2.20.0\r\nX-Stainless-Raw-Response: true"),
+        1 => Just("user-agent: ai/7.0.173 ai-sdk-provider-utils/5.0.81"),
+        1 => Just("content-encoding: br"),
     ];
     let model = prop_oneof![
         6 => Just("fake"),
-        2 => Just("fake/chunks=3,size=20000"),
+        2 => Just("fake/chunks=3;size=20000"),
         1 => Just("fake/status=500"),
-        1 => Just("fake/status=429,retry_after=2"),
+        1 => Just("fake/status=429;retry_after=2"),
         1 => Just("fake/status=401"),
         1 => Just("fake/fault=close@1"),
         1 => Just("fake/fault=stall@head"),
@@ -203,7 +206,7 @@ async fn an_answer_in_the_drain_says_that_the_connection_ends() {
 #[tokio::test]
 async fn a_cut_reaches_a_call_whose_reader_stalls() {
     let app = TestApp::with(|config| config.server.lane = LaneMode::On).await;
-    let body = json!({"model": "fake/chunks=65536,size=64KiB", "stream": true, "messages": []});
+    let body = json!({"model": "fake/chunks=65536;size=64KiB", "stream": true, "messages": []});
     let stalled = app.client().open("/v1/chat/completions", &body).await;
     let sent = || app.upstream.seen.last().unwrap().sent;
     let mut before = u64::MAX;

@@ -182,7 +182,7 @@ async fn http2_carries_calls_side_by_side() {
 async fn http2_resets_a_stream_that_the_upstream_broke() {
     let app = TestApp::start().await;
     let mut connection = app.client().http2().await;
-    let body = json!({"model": "fake/gate=2,fault=close@2", "stream": true, "messages": []});
+    let body = json!({"model": "fake/gate=2;fault=close@2", "stream": true, "messages": []});
     let request = post("http://localhost/v1/chat/completions", &body, &[]);
     let mut stream = Stream::from(connection.send_request(request).await.unwrap());
     assert!(stream.frame().await.unwrap().is_some());

@@ -97,7 +97,7 @@ fn it_keeps_litellm_to_itself(deployment: &Deployment) {
 
 /// The stream stands still, its first chunks delivered, until the proxy has heard the signal.
 fn it_drains_an_open_stream(deployment: &Deployment) {
-    let mut stream = deployment.stream("fake/chunks=4,gate=2");
+    let mut stream = deployment.stream("fake/chunks=4;gate=2");
     stream.read_until("\"content\":");
     stream.read_until("\"content\":");
     deployment.stop();
@@ -257,7 +257,7 @@ fn it_does_not_matter_which_container_mounts_the_volume_first() {
 #[test]
 fn a_killed_proxy_comes_back_on_its_stale_socket() {
     let deployment = Deployment::start(Proxy::Gateway);
-    let mut stream = deployment.stream("fake/chunks=4,gate=2");
+    let mut stream = deployment.stream("fake/chunks=4;gate=2");
     stream.read_until("\"content\":");
     deployment.proxy.kill("KILL");
     assert_eq!(deployment.proxy.wait(), 137);

@@ -95,7 +95,7 @@ fn calling(argv: &[&str]) -> String {
 
 fn calling_with(arguments: &Value) -> String {
     let arguments = arguments.to_string().replace('%', "%25").replace(',', "%2c");
-    format!("fake/tool=exec,echo=yes,arguments={}", arguments.replace(';', "%3b"))
+    format!("fake/tool=exec;echo=yes;arguments={}", arguments.replace(';', "%3b"))
 }
 
 /// A1: the envelope is the one thing on standard output, the text on standard error as it comes.
@@ -161,7 +161,7 @@ async fn the_tool_is_used_until_the_model_is_done() {
 #[tokio::test]
 async fn a_model_that_never_ends_is_ended() {
     let agent = Agent::new().await;
-    let ended = agent.ask("fake/tool=exec,repeat=yes", &["--rounds", "3"]).await;
+    let ended = agent.ask("fake/tool=exec;repeat=yes", &["--rounds", "3"]).await;
     insta::assert_snapshot!(ended.failure(), @r#"1 {"kind":"too_many_rounds","message":"the model still calls for tools after 3 rounds; raise `--rounds`"}"#);
     assert_eq!(agent.provider.seen.count(), 3);
 }
@@ -210,7 +210,7 @@ async fn what_goes_wrong_is_told_in_the_envelope() {
         told.push(agent.ask(&format!("fake/{script}"), &[]).await.failure());
     }
     told.push(agent.ask("fake/fault=stall@1", &["--timeout", "1"]).await.failure());
-    told.push(agent.ask("fake/tool=exec,obey=yes,output=9,fault=truncate@9", &[]).await.failure());
+    told.push(agent.ask("fake/tool=exec;obey=yes;output=9;fault=truncate@9", &[]).await.failure());
     for url in ["https://localhost/v1", "http://example.org/v1", "http://localhost:x"] {
         let mut command = agent.command("m", &[]);
         told.push(Ended::of(command.env("OPENAI_BASE_URL", url)).failure());

@@ -22,6 +22,7 @@ pub(super) const CHAT_COMPLETIONS: &[Field] = &[
     Field::new("model", Rule::Model),
     Field::new("moderation", Rule::Pass(Shape::Any)),
     Field::new("n", Rule::Choices),
+    Field::new("options", Rule::Options),
     Field::new("parallel_tool_calls", Rule::Pass(Shape::Any)),
     Field::new("prediction", Rule::Pass(Shape::Any)),
     Field::new("presence_penalty", Rule::Pass(Shape::Any)),

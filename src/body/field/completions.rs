@@ -12,6 +12,7 @@ pub(super) const COMPLETIONS: &[Field] = &[
     Field::new("min_p", Rule::Pass(Shape::Any)),
     Field::new("model", Rule::Model),
     Field::new("n", Rule::Choices),
+    Field::new("options", Rule::Options),
     Field::new("presence_penalty", Rule::Pass(Shape::Any)),
     Field::new("prompt", Rule::Prompts),
     Field::new("repetition_penalty", Rule::Pass(Shape::Any)),

@@ -12,6 +12,7 @@ use super::compile::{Invalid, compile};
 use super::expression::Fault;
 use super::facts::Facts;
 use super::{Node, Rule};
+use crate::body::{MODEL_NAME_RULE, is_model_name};
 use crate::budget::Tokens;
 
 /// One rule, as it is written.
@@ -64,6 +65,8 @@ pub enum Problem {
     AfterRefusal(&'static str),
     #[error("`{field}` is empty, longer than {limit} bytes, or has a control character")]
     Text { field: &'static str, limit: usize },
+    #[error("`set_model` must be {MODEL_NAME_RULE}")]
+    Model,
     #[error("`max_output_tokens` is 0; use `refuse` to let nothing through")]
     NoOutput,
     #[error("there are more than {MAX_HEADERS} headers")]
@@ -135,7 +138,9 @@ fn check(config: &Config) -> Result<(), Problem> {
         _ => {}
     }
     text("refuse", config.refuse.as_deref(), MAX_REASON)?;
-    text("set_model", config.set_model.as_deref(), MAX_MODEL)?;
+    if config.set_model.as_deref().is_some_and(|name| !is_model_name(name)) {
+        return Err(Problem::Model);
+    }
     if config.max_output_tokens == Some(Tokens::ZERO) { Err(Problem::NoOutput) } else { Ok(()) }
 }
 
@@ -213,8 +218,5 @@ const MAX_HEADERS: usize = 16;
 
 /// As long as a text in an audit record.
 const MAX_REASON: usize = 256;
-
-/// As long as the name of a model in a request.
-const MAX_MODEL: usize = 256;
 
 const MAX_HEADER: usize = 256;

@@ -213,7 +213,9 @@ fn operation_of(route: Route) -> Option<usize> {
         Route::ChatCompletions | Route::Responses | Route::Messages => Some(0),
         Route::Completions => Some(1),
         Route::Embeddings => Some(2),
-        Route::CountTokens | Route::Models | Route::Health | Route::RunStatus => None,
+        Route::CountTokens | Route::Models | Route::Model | Route::Health | Route::RunStatus => {
+            None
+        }
     }
 }
 

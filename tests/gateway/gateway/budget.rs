@@ -260,7 +260,7 @@ async fn the_status_says_what_is_left() {
         config.budget.deadline = Some(Duration::from_hours(1));
     })
     .await;
-    app.client().post("/v1/chat/completions", &unary("fake/input=11,output=77")).await;
+    app.client().post("/v1/chat/completions", &unary("fake/input=11;output=77")).await;
     let mut status = app.client().get("/run/status").await.json();
     status["budget"]["time_left"] = json!("[time]");
     insta::assert_json_snapshot!(status, @r#"

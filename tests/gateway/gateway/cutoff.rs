@@ -18,7 +18,7 @@ async fn a_stream_that_outruns_its_grant_ends_as_at_a_limit() {
         ("/v1/responses", "\"reason\":\"max_output_tokens\""),
     ] {
         let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(20))).await;
-        let stream = app.client().open(path, &asked("fake/chunks=100000,coalesce=7")).await;
+        let stream = app.client().open(path, &asked("fake/chunks=100000;coalesce=7")).await;
         let (events, in_order) = stream.rest().await;
         assert!(in_order && events.contains(end), "{path}: {events}");
         let terminator = [
@@ -45,7 +45,7 @@ async fn a_stream_that_outruns_its_grant_ends_as_at_a_limit() {
 /// G9: no client may call a tool with half of its arguments.
 #[tokio::test]
 async fn a_half_written_tool_call_is_cut_by_an_error() {
-    let model = format!("fake/tool=exec,chunks=100,arguments=\"{}\"", "x".repeat(98));
+    let model = format!("fake/tool=exec;chunks=100;arguments=\"{}\"", "x".repeat(98));
     for (path, error) in [
         ("/v1/chat/completions", "data: {\"error\":{\"code\":\"output_limit_reached\""),
         ("/v1/messages", "event: error\ndata: {\"error\":{\"code\":\"output_limit_reached\""),
@@ -78,7 +78,7 @@ async fn a_policy_may_have_every_cut_be_an_error() {
 #[tokio::test]
 async fn an_honest_stream_and_an_unlimited_one_are_left_alone() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(100))).await;
-    let body = asked("fake/obey=yes,chunks=100000");
+    let body = asked("fake/obey=yes;chunks=100000");
     let (events, _) = app.client().open("/v1/messages", &body).await.rest().await;
     assert_eq!(events.matches("\"text_delta\"").count(), 50, "{events}");
     let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -138,7 +138,7 @@ async fn streams_that_outrun_their_grants_together_do_not_overspend() {
 #[tokio::test]
 async fn an_abandoned_stream_is_charged_for_its_text() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(5000))).await;
-    let asked = asked("fake/gate=20,chunks=100,input=7");
+    let asked = asked("fake/gate=20;chunks=100;input=7");
     let stream = app.client().open("/v1/chat/completions", &asked).await;
     app.upstream.gate.reached(1).await;
     drop(stream);

@@ -89,6 +89,87 @@ async fn what_is_refused_for_good_stops_the_clients_of_its_protocol() {
     app.stop().await;
 }
 
+/// G10: some clients come again at their protocol's status; where their headers tell them apart, they are told by another.
+#[tokio::test]
+async fn a_client_that_repeats_a_status_is_told_by_another() {
+    let app = TestApp::with(|config| {
+        config.budget.max_turns = Some(0);
+        config.policy.max_body_bytes = 100;
+    })
+    .await;
+    let openai = ("user-agent", "OpenAI/Python 2.20.0");
+    let families: [(_, &[_], _); 5] = [
+        ("OpenAI's SDK", &[openai], [402, 402, 429]),
+        ("LiteLLM by OpenAI's SDK", &[openai, ("x-stainless-raw-response", "true")], [400; 3]),
+        ("LiteLLM", &[("user-agent", "litellm/1.109.1")], [400; 3]),
+        (
+            "AI SDK",
+            &[("user-agent", "ai/7.0.173 ai-sdk-provider-utils/5.0.81 node.js/24")],
+            [402; 3],
+        ),
+        ("Codex", &[("user-agent", "codex_exec/0.169.0")], [402, 402, 429]),
+    ];
+    let paths = ["/v1/chat/completions", "/v1/messages", "/v1/responses"];
+    for (family, headers, statuses) in families {
+        for (path, status) in paths.into_iter().zip(statuses) {
+            let answer = app.client().post_with(path, &json!({ "model": "fake" }), headers).await;
+            assert_eq!(answer.status, status, "{family} {path}: {}", answer.text());
+            assert_eq!(answer.json()["error"]["code"], "turn_budget_exhausted");
+            assert_eq!(answer.header("x-should-retry"), Some("false"));
+        }
+    }
+    app.stop().await;
+}
+
+/// G10: a client that is to wait is told so, whatever it is.
+#[tokio::test]
+async fn who_has_to_wait_is_told_so_in_each_family() {
+    let app = TestApp::with(|config| config.budget.requests_per_minute = Some(1)).await;
+    let litellm = [("user-agent", "litellm/1.109.1")];
+    for status in [200, 429] {
+        let answer = app
+            .client()
+            .post_with(
+                "/v1/chat/completions",
+                &json!({ "model": "fake", "messages": [] }),
+                &litellm,
+            )
+            .await;
+        assert_eq!(answer.status, status, "{}", answer.text());
+    }
+    app.stop().await;
+}
+
+/// G5: what is no plain JSON is said to be what it is.
+#[tokio::test]
+async fn a_body_that_is_encoded_is_told_by_its_encoding() {
+    let app = TestApp::start().await;
+    let mut told = String::new();
+    for (headers, body) in [
+        ("content-encoding: gzip\r\n", &b"\x1f\x8b\x08\x00"[..]),
+        ("", b"\x1f\x8b\x08\x00"),
+        ("", b"\xef\xbb\xbf{}"),
+        ("", b"\xff\xfe{\x00}\x00"),
+        ("content-encoding: identity\r\n", b"{}"),
+    ] {
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
+        let head = format!("{head}{headers}content-length: {}\r\n\r\n", body.len());
+        let answer = app.client().raw(&[head.as_bytes(), body].concat()).await;
+        let status = answer.split(' ').nth(1).unwrap();
+        let body = answer.rsplit_once("\r\n").unwrap().1;
+        told.extend([status, " ", body, "\n"]);
+    }
+    insta::assert_snapshot!(told, @r#"
+    415 {"error":{"code":"unsupported_media_type","message":"the request body has a `content-encoding`; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
+    415 {"error":{"code":"unsupported_media_type","message":"the request body is compressed; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
+    415 {"error":{"code":"unsupported_media_type","message":"the request body begins with a byte order mark; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
+    415 {"error":{"code":"unsupported_media_type","message":"the request body is UTF-16; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
+    400 {"error":{"code":"model_required","message":"`model` is missing; say which model is meant","param":"model","type":"invalid_request_error"}}
+    "#);
+    assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+}
+
 /// G14: a body that is begun and not ended.
 #[tokio::test]
 async fn a_body_that_never_ends_is_cut() {
@@ -141,7 +222,7 @@ async fn a_slow_reader_costs_bounded_memory() {
 async fn an_endless_event_is_bounded() {
     for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
         let app = TestApp::start().await;
-        let body = json!({"model": "fake/chunks=1,size=64MiB", "stream": true, "max_tokens": 9, "messages": []});
+        let body = json!({"model": "fake/chunks=1;size=64MiB", "stream": true, "max_tokens": 9, "messages": []});
         let mut stream = app.client().open(path, &body).await;
         let mut read = 0;
         while let Ok(frame) = stream.frame().await {
@@ -238,7 +319,7 @@ fn sized(bytes: usize) -> Value {
 
 /// 4 GiB in pieces.
 fn endless() -> Value {
-    json!({"model": "fake/chunks=65536,size=64KiB", "stream": true, "messages": []})
+    json!({"model": "fake/chunks=65536;size=64KiB", "stream": true, "messages": []})
 }
 
 /// Nothing ever comes, so it is not about speed.

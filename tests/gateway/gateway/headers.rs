@@ -1,5 +1,6 @@
 //! G4: what a client says about itself reaches nobody, and what the upstream says of itself stays inside.
 
+use cogni_gateway::body::Capability;
 use cogni_gateway::upstream::Kind;
 use serde_json::{Value, json};
 
@@ -45,6 +46,43 @@ async fn what_a_client_may_say_passes() {
     let betas = "claude-code-20250219,interleaved-thinking-2025-05-14";
     assert_eq!(request.header("anthropic-beta"), Some(betas));
     assert_eq!(request.header("openai-beta"), Some("responses=experimental"));
+    app.stop().await;
+}
+
+/// G4, G5: a beta and its field go together: Anthropic refuses the one without the other.
+#[tokio::test]
+async fn a_field_goes_where_its_beta_goes() {
+    let mut body = body();
+    for field in ["context_management", "compaction", "output_format"] {
+        body[field] = json!({});
+    }
+    let betas = "context-management-2025-06-27,compact-2026-09-04,structured-outputs-2025-11-13,\
+                 computer-use-2025-11-24,effort-2025-11-24,tool-search-tool-2025-10-19";
+    let asked =
+        [betas, ",files-api-2025-04-14,mcp-client-2025-11-20,fast-mode-2026-02-01"].concat();
+    let asked = [("anthropic-beta", asked.as_str())];
+
+    let app = TestApp::start().await;
+    let response = app.client().post_with("/v1/messages", &body, &asked).await;
+    let request = app.upstream.seen.last().unwrap();
+    assert_eq!(request.header("anthropic-beta"), Some(betas));
+    let sent: Value = serde_json::from_str(request.text.as_deref().unwrap()).unwrap();
+    assert_eq!(sent, body);
+    assert_eq!(response.header("x-cogni-dropped-fields"), None);
+    app.stop().await;
+
+    let app = TestApp::with(|config| {
+        config.policy.headers.anthropic_beta = vec!["compact-2026-01-12".to_owned()].into();
+        config.policy.body.capabilities = [Capability::RemoteMcp].into();
+    })
+    .await;
+    let response = app.client().post_with("/v1/messages", &body, &asked).await;
+    let request = app.upstream.seen.last().unwrap();
+    assert_eq!(request.header("anthropic-beta"), Some("mcp-client-2025-11-20"));
+    body.as_object_mut().unwrap().remove("output_format");
+    let sent: Value = serde_json::from_str(request.text.as_deref().unwrap()).unwrap();
+    assert_eq!(sent, body);
+    assert_eq!(response.header("x-cogni-dropped-fields"), Some("output_format"));
     app.stop().await;
 }
 
@@ -177,7 +215,7 @@ async fn the_cost_is_shown_where_the_operator_wants_it() {
 #[tokio::test]
 async fn advice_about_retries_passes() {
     let app = TestApp::start().await;
-    let body = json!({"model": "fake/status=429,retry_after=7,should_retry=no", "messages": []});
+    let body = json!({"model": "fake/status=429;retry_after=7;should_retry=no", "messages": []});
     let response = app.client().post("/v1/chat/completions", &body).await;
     assert_eq!(response.status, 429);
     assert_eq!(response.header("retry-after"), Some("7"));

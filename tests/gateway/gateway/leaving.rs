@@ -100,7 +100,7 @@ async fn who_leaves_pays_for_what_goes_on() {
 async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls: usize) -> Value {
     let (is_stream, gate) = at;
     let limit = if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" };
-    let model = format!("fake/gate={gate},output=77");
+    let model = format!("fake/gate={gate};output=77");
     let body =
         json!({"model": model, "stream": is_stream, limit: 5000, "messages": [], "input": "x"});
     let mut gone = ask(app, path, &body).await;
@@ -134,7 +134,7 @@ async fn ask(app: &TestApp, path: &str, body: &Value) -> impl AsyncRead + Unpin 
 #[tokio::test]
 async fn the_drains_of_a_run_are_bounded() {
     let app = TestApp::start().await;
-    let body = json!({"model": "fake/gate=head,output=77", "max_tokens": 5000, "messages": []});
+    let body = json!({"model": "fake/gate=head;output=77", "max_tokens": 5000, "messages": []});
     let mut gone = vec![];
     for _ in 0..66 {
         gone.push(ask(&app, "/v1/messages", &body).await);
@@ -164,7 +164,7 @@ async fn what_a_drained_call_holds_counts_for_its_run() {
     for round in 1..3 {
         let mut gone = vec![];
         for _ in 0..2 {
-            gone.push(ask(&app, "/v1/messages", &body("fake/gate=head,output=77")).await);
+            gone.push(ask(&app, "/v1/messages", &body("fake/gate=head;output=77")).await);
         }
         app.upstream.gate.reached(2).await;
         drop(gone);
@@ -203,7 +203,7 @@ async fn a_client_that_leaves_mid_request_is_recorded() {
 async fn a_drain_learns_the_true_usage() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
     let stream =
-        app.client().open("/v1/chat/completions", &streamed("fake/gate=2,output=77")).await;
+        app.client().open("/v1/chat/completions", &streamed("fake/gate=2;output=77")).await;
     app.upstream.gate.reached(1).await;
     drop(stream);
     app.upstream.gate.open(1);
@@ -220,7 +220,7 @@ async fn a_drain_learns_the_true_usage() {
 async fn a_drain_waits_for_an_answer_that_has_not_begun() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
     let mut socket = app.client().connect().await;
-    let body = json!({"model": "fake/gate=head,output=77", "messages": []}).to_string();
+    let body = json!({"model": "fake/gate=head;output=77", "messages": []}).to_string();
     let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
     let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     socket.write_all(request.as_bytes()).await.unwrap();
@@ -239,7 +239,7 @@ async fn a_drain_waits_for_an_answer_that_has_not_begun() {
 #[tokio::test]
 async fn a_drain_that_breaks_off_is_an_estimate() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
-    let body = streamed("fake/gate=2,fault=close@3");
+    let body = streamed("fake/gate=2;fault=close@3");
     let stream = app.client().open("/v1/messages", &body).await;
     app.upstream.gate.reached(1).await;
     drop(stream);
@@ -256,7 +256,7 @@ async fn a_drain_that_breaks_off_is_an_estimate() {
 #[tokio::test]
 async fn a_drain_is_bounded() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
-    let body = streamed("fake/gate=2,chunks=65536,size=64KiB");
+    let body = streamed("fake/gate=2;chunks=65536;size=64KiB");
     let stream = app.client().open("/v1/messages", &body).await;
     app.upstream.gate.reached(1).await;
     drop(stream);

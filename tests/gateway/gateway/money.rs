@@ -12,7 +12,7 @@ use crate::support::app::TestApp;
 #[tokio::test]
 async fn a_call_is_charged_by_the_price_table() {
     let app = TestApp::with(|config| dollars(config, "1")).await;
-    let answer = app.client().post("/v1/messages", &call("fake/input=40,output=60")).await;
+    let answer = app.client().post("/v1/messages", &call("fake/input=40;output=60")).await;
     let left = answer.headers.get("x-cogni-budget-cost-left-usd").unwrap();
     assert_eq!(left, "1");
     let status = app.client().get("/run/status").await.json();
@@ -30,7 +30,7 @@ async fn a_call_is_charged_by_the_price_table() {
 #[tokio::test]
 async fn spent_money_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| dollars(config, "0.0062")).await;
-    app.client().post("/v1/messages", &call("fake/input=0,output=59")).await;
+    app.client().post("/v1/messages", &call("fake/input=0;output=59")).await;
     let expected = [
         ("/v1/chat/completions", 402, "insufficient_quota"),
         ("/v1/messages", 402, "billing_error"),
@@ -78,7 +78,7 @@ async fn a_race_spends_no_more_than_there_is() {
         .map(|_| {
             let client = app.client();
             tokio::spawn(async move {
-                client.post("/v1/messages", &call("fake/input=10,output=100,obey=yes")).await.status
+                client.post("/v1/messages", &call("fake/input=10;output=100;obey=yes")).await.status
             })
         })
         .collect();

@@ -53,7 +53,7 @@ async fn a_panic_in_one_connection_harms_no_other() {
 }
 
 fn streamed() -> Value {
-    json!({"model": "fake/chunks=2,gate=1", "stream": true, "max_tokens": 100, "messages": []})
+    json!({"model": "fake/chunks=2;gate=1", "stream": true, "max_tokens": 100, "messages": []})
 }
 
 /// Panics when somebody else than the client next reads a frame of HTTP/2, if it is told to.

@@ -16,7 +16,7 @@ use crate::support::wire;
 async fn a_connection_is_used_again() {
     let app = TestApp::with(|config| config.upstream.pool_idle_timeout = LONG).await;
     for _ in 0..5 {
-        for model in ["fake", "fake/status=500", "fake/chunks=50,coalesce=7"] {
+        for model in ["fake", "fake/status=500", "fake/chunks=50;coalesce=7"] {
             for stream in [false, true] {
                 let body = json!({"model": model, "stream": stream, "messages": []});
                 app.client().post("/v1/chat/completions", &body).await;

@@ -36,7 +36,7 @@ async fn an_admission_is_on_disk_before_the_call_is_sent() {
 #[tokio::test]
 async fn a_call_is_two_records() {
     let app = TestApp::start().await;
-    let body = json!({"model": "fake/input=11,output=5", "max_tokens": 100, "messages": [{"role": "user", "content": "hush"}]});
+    let body = json!({"model": "fake/input=11;output=5", "max_tokens": 100, "messages": [{"role": "user", "content": "hush"}]});
     app.client().post("/v1/messages", &body).await;
     let records = app.stop().await;
     let names: Vec<_> = records.iter().map(|record| record["event"].as_str().unwrap()).collect();

@@ -119,6 +119,41 @@ async fn an_offer_of_h2c_is_ignored() {
     app.stop().await;
 }
 
+/// G3: one model of the list is answered like the list: by us where the run has one of its own, and else by the upstream.
+#[tokio::test]
+async fn one_model_is_answered_like_the_list() {
+    let app = TestApp::with(|config| {
+        config.policy.body.models = vec!["gpt-5".to_owned(), "openai/gpt-5:free".to_owned()];
+    })
+    .await;
+    for name in ["gpt-5", "openai/gpt-5:free"] {
+        let answer = app.client().get(&format!("/v1/models/{name}")).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["id"]), (200, &json!(name)));
+    }
+    let answer = app.client().get("/v1/models/gpt-6").await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["code"]),
+        (404, &json!("model_not_found"))
+    );
+    assert_eq!(app.upstream.seen.count(), 0);
+    app.stop().await;
+
+    let app = TestApp::start().await;
+    assert_eq!(app.client().get("/v1/models/openai/gpt-5:free").await.status, 200);
+    assert_eq!(app.upstream.seen.last().unwrap().path, "/v1/models/openai/gpt-5:free");
+    for odd in ["", "a,b", "a//b", "a/", "../a", "a/./b", "a%2fb", "a;b", &"a".repeat(257)] {
+        let answer = app
+            .client()
+            .raw(&request("GET", &format!("/v1/models/{odd}"), "host: localhost"))
+            .await;
+        assert!(answer.starts_with("HTTP/1.1 404 "), "{odd}: {answer}");
+    }
+    let answer = app.client().raw(&request("POST", "/v1/models/a", "host: localhost")).await;
+    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+    assert_eq!(app.upstream.seen.count(), 1);
+    app.stop().await;
+}
+
 /// G3: an absolute target is served where it names this machine, and the upstream does not hear of it.
 #[tokio::test]
 async fn an_absolute_target_of_our_own_is_served() {

@@ -9,7 +9,7 @@ use crate::support::wire;
 #[tokio::test]
 async fn a_frame_is_delivered_before_the_next_one_is_sent() {
     let app = TestApp::start().await;
-    let body = json!({"model": "fake/chunks=2,gate=1", "stream": true, "messages": []});
+    let body = json!({"model": "fake/chunks=2;gate=1", "stream": true, "messages": []});
     let mut stream = app.client().open("/v1/chat/completions", &body).await;
     let first = stream.frame().await.unwrap().unwrap();
     assert!(first.starts_with(b"data: {"));
@@ -64,7 +64,7 @@ async fn a_broken_stream_is_never_ended_in_order() {
         for (fault, code) in faults {
             let app = TestApp::start().await;
             // The gate keeps a reset from overtaking what comes before it.
-            let body = asked(&format!("fake/gate=2,fault={fault}@2"));
+            let body = asked(&format!("fake/gate=2;fault={fault}@2"));
             let mut stream = app.client().open(path, &body).await;
             assert_eq!(stream.status, 200);
             assert!(stream.frame().await.unwrap().is_some());
@@ -88,7 +88,7 @@ async fn a_broken_stream_is_never_ended_in_order() {
 async fn what_came_before_a_break_is_delivered() {
     let app = TestApp::start().await;
     for _ in 0..10 {
-        let body = asked("fake/chunks=9,fault=close@9");
+        let body = asked("fake/chunks=9;fault=close@9");
         let (events, in_order) = app.client().open("/v1/messages", &body).await.rest().await;
         assert!(!in_order);
         assert_eq!(events.matches("\"text_delta\"").count(), 9, "{events}");

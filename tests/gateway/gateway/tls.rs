@@ -108,7 +108,7 @@ async fn calls_share_an_http2_connection() {
 #[tokio::test]
 async fn a_reset_http2_stream_is_never_ended_in_order() {
     let app = over_http2(|_| ()).await;
-    let body = call("fake/gate=2,fault=reset@2", true);
+    let body = call("fake/gate=2;fault=reset@2", true);
     let mut stream = app.client().open("/v1/messages", &body).await;
     assert!(stream.frame().await.unwrap().is_some());
     app.upstream.gate.open(1);

@@ -46,6 +46,12 @@ async fn nothing_an_attacker_says_arrives() {
         }
     }
 
+    let open = Place::start(&litellm.address, &[]);
+    let client = Client::new(&open.socket());
+    for cell in lies.named_models() {
+        wrong.extend(is_served(&cell, &client.raw(&cell.bytes).await).err());
+    }
+
     let records = place.ends_with_a_whole_record();
     let witness = Witness::of(&litellm, served.len() + 2 * honest.len());
     for (route, [call, again]) in &honest {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
-use cogni_gateway::body::{Call, Policy, Reader, Refusal, admit};
+use cogni_gateway::body::{Call, Capability, Policy, Reader, Refusal, admit};
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::Route;
 use cogni_gateway::stream::UsageChunk;
@@ -204,7 +204,7 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
         r#"{"model":""}"#,
         r#"{"model":["gpt-5"]}"#,
         &long,
-        r#"{"model":"gpt\n6"}"#,
+        r#"{"model":"gpt-6"}"#,
         r#"{"model":"m","stream":"true"}"#,
         r#"{"model":"m","stream":1}"#,
         r#"{"model":"m","max_tokens":-1}"#,
@@ -229,15 +229,15 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
     {}
       400 model_required, model: `model` is missing; say which model is meant
     {"model":null}
-      400 invalid_field, model: `model` must be the name of a model, at most 256 bytes long
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
     {"model":""}
-      400 invalid_field, model: `model` must be the name of a model, at most 256 bytes long
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
     {"model":["gpt-5"]}
-      400 invalid_field, model: `model` must be the name of a model, at most 256 bytes long
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
     {"model":"mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm
-      400 invalid_field, model: `model` must be the name of a model, at most 256 bytes long
-    {"model":"gpt\n6"}
-      403 model_not_allowed, model: model `gpt\n6` is not allowed for this run; use one of `m`, `gpt-5`
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
+    {"model":"gpt-6"}
+      403 model_not_allowed, model: model `gpt-6` is not allowed for this run; use one of `m`, `gpt-5`
     {"model":"m","stream":"true"}
       400 invalid_field, stream: `stream` must be true or false
     {"model":"m","stream":1}
@@ -264,6 +264,36 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
     let refusal = admit_in(Route::Completions, &policy, frames(br#"{"model":"m","prompt":5}"#, 9))
         .unwrap_err();
     assert_snapshot!(refusal, @"`prompt` must be a prompt or a list of prompts");
+}
+
+/// G5: LiteLLM calls each part of a name with commas, for one turn, and reads other names in ways of its own.
+#[test]
+fn a_model_that_could_be_read_in_two_ways_is_refused_on_every_route() {
+    let names =
+        ["a,b", "a,", "a\\n", "a\\u0000", "a\\u002cb", " a", "a ", "openai/*", "http://a/v1"];
+    for (route, name) in POSTS.into_iter().flat_map(|route| names.map(|name| (route, name))) {
+        let body = format!(r#"{{"model":"{name}"}}"#);
+        let refusal = sent(route, &Policy::default(), &body).unwrap_err();
+        assert_eq!((refusal.code(), refusal.field()), ("invalid_field", "model"), "{name}");
+    }
+}
+
+/// G6: some models search the web for each answer: a sandbox without a network has none by their names either.
+#[test]
+fn a_model_that_searches_by_itself_needs_the_grant_or_to_be_named() {
+    let asks = |policy: &Policy, name: &str| {
+        let body = format!(r#"{{"model":"{name}"}}"#);
+        sent(Route::ChatCompletions, policy, &body).map(drop).map_err(|refusal| refusal.to_string())
+    };
+    let (plain, name) = (Policy::default(), "openai/gpt-5:online");
+    assert_snapshot!(asks(&plain, name).unwrap_err(), @"`model` needs `web_search` (`openai/gpt-5:online`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`");
+    assert_snapshot!(asks(&plain, "a2a/helper").unwrap_err(), @"`model` needs `unknown_tools` (`a2a/helper`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`");
+    let granted = Policy { capabilities: [Capability::WebSearch].into(), ..Policy::default() };
+    let listed = Policy { models: vec![name.into()], ..Policy::default() };
+    let aliased = Policy { aliases: [(name.into(), "gpt-5".into())].into(), ..Policy::default() };
+    for policy in [granted, listed, aliased] {
+        assert_eq!(asks(&policy, name), Ok(()));
+    }
 }
 
 /// G5: large bodies cost no second copy of the payload, and next to nothing beside it.

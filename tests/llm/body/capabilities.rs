@@ -7,7 +7,7 @@ use cogni_gateway::protocol::Route;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
-use super::{frames, read, sent};
+use super::{concat, frames, read, sent};
 
 use Route::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
 
@@ -59,6 +59,68 @@ fn what_is_the_clients_own_passes_unharmed() {
             Err(refusal) => panic!("{route:?} {fields}: {refusal}"),
         }
     }
+}
+
+/// G6: Codex sends a search by default that says that it reaches nothing outside: its client does without.
+#[test]
+fn a_search_that_reaches_nothing_is_taken_out() {
+    let search = r#"{"type":"web_search","external_web_access":false}"#;
+    let function = r#"{"type":"function","name":"f"}"#;
+    let spaced = r#"{"filters":{"a":["}",{"b":"\""}]}, "ex\u0074ernal_web_access" : false , "type":"web_search" }"#;
+    let mut table = String::new();
+    for fields in [
+        format!(r#""tools":[{search}]"#),
+        format!(r#""tools":[{search}],"tool_choice":"auto","parallel_tool_calls":true,"top_p":1"#),
+        format!(r#""tools":[{search},{function}],"tool_choice":"auto""#),
+        format!(r#""tools":[{function},{search}],"tool_choice":"auto""#),
+        format!(r#""tools":[{function} , {search}  ,{function}]"#),
+        format!("\"tools\":[\n  {function},\n  {spaced}\n  ]"),
+        format!(r#""tools":[{search},{search}]"#),
+        r#""tools":[{"type":"web_search","external_web_access":true}]"#.to_owned(),
+        r#""tools":[{"type":"web_search","external_web_access":0}]"#.to_owned(),
+        r#""tools":[{"type":"web_search","external_web_access":null}]"#.to_owned(),
+        format!(r#""tools":[{search},{{"type":"web_search"}}]"#),
+        format!(r#""tools":[{{"type":"namespace","name":"n","tools":[{search}]}}]"#),
+        format!(r#""input":[{{"role":"user","content":"x","tools":[{search}]}}]"#),
+    ] {
+        let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
+        let outcomes = [1, 7, 4096].map(|size| {
+            let body = read(Responses, frames(body.as_bytes(), size).into_pieces()).unwrap();
+            let call = cogni_gateway::body::admit(&Policy::default(), body);
+            match call {
+                Ok(call) => {
+                    let said =
+                        call.changes.iter().map(|change| change.field.clone()).collect::<Vec<_>>();
+                    let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+                    let _: serde_json::Value = serde_json::from_str(&sent).unwrap();
+                    format!("{} {sent}", said.join(", "))
+                }
+                Err(refusal) => format!("{} {}", refusal.code(), refusal.field()),
+            }
+        });
+        assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
+        writeln!(table, "{}", outcomes[0]).unwrap();
+    }
+    assert_snapshot!(table, @r#"
+    tools.web_search {"model":"m","store":false}
+    tools.web_search {"model":"m","top_p":1,"store":false}
+    tools.web_search {"model":"m","tools":[{"type":"function","name":"f"}],"tool_choice":"auto","store":false}
+    tools.web_search {"model":"m","tools":[{"type":"function","name":"f"}],"tool_choice":"auto","store":false}
+    tools.web_search {"model":"m","tools":[{"type":"function","name":"f"} , {"type":"function","name":"f"}],"store":false}
+    tools.web_search {"model":"m","tools":[
+      {"type":"function","name":"f"}
+      ],"store":false}
+    capability_not_granted tools
+    capability_not_granted tools
+    capability_not_granted tools
+    capability_not_granted tools
+    capability_not_granted tools
+    capability_not_granted tools
+    capability_not_granted input
+    "#);
+    let granted = Policy { capabilities: [Capability::WebSearch].into(), ..Policy::default() };
+    let body = format!(r#"{{"model":"m","tools":[{search}],"store":false}}"#);
+    assert_eq!(sent(Responses, &granted, &body).unwrap(), body);
 }
 
 /// G6: a need is found wherever a frame ends, and however it is escaped.

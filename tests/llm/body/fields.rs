@@ -72,6 +72,150 @@ fn every_known_field_meets_its_fate() {
     }
 }
 
+/// G5: what servers of open models take passes, where they take it.
+#[test]
+fn the_fields_of_open_models_pass() {
+    for (family, names) in field::open_models() {
+        assert!(names.is_sorted_by(|a, b| a < b), "{family}: {names:?}");
+        for name in names {
+            let body = format!(r#"{{"model":"m","{name}":1}}"#);
+            for route in [Route::ChatCompletions, Route::Completions] {
+                assert_eq!(sent(route, &Policy::default(), &body).unwrap(), body, "{family}");
+            }
+            assert_eq!(
+                sent(Route::Messages, &Policy::default(), &body).unwrap(),
+                r#"{"model":"m"}"#
+            );
+        }
+    }
+}
+
+/// G5, G9: Ollama's options pass, but for those that go over the limits that stand beside them.
+#[test]
+fn options_hold_no_limit_of_their_own() {
+    let mut table = String::new();
+    for options in [
+        "null",
+        r#"{"num_ctx":4096,"temperature":0}"#,
+        r#"{"num_predict":-1}"#,
+        r#"{"num\u005fpredict":-1}"#,
+        r#"{"NUM_PREDICT":1}"#,
+        "[]",
+        "\"x\"",
+    ] {
+        let body = format!(r#"{{"model":"m","options":{options}}}"#);
+        let outcome = sent(Route::ChatCompletions, &Policy::default(), &body);
+        writeln!(table, "{options} {}", outcome.unwrap_or_else(|refusal| refusal.to_string()))
+            .unwrap();
+    }
+    assert_snapshot!(table, @r#"
+    null {"model":"m","options":null}
+    {"num_ctx":4096,"temperature":0} {"model":"m","options":{"num_ctx":4096,"temperature":0}}
+    {"num_predict":-1} `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
+    {"num\u005fpredict":-1} `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
+    {"NUM_PREDICT":1} `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
+    [] `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
+    "x" `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
+    "#);
+}
+
+const EXTRA_BODIES: [&str; 24] = [
+    "null",
+    "{}",
+    r#"{"google":{"thinking_config":{"thinking_budget":0,"include_thoughts":true}}}"#,
+    r#"{"google":{"cached_content":"cachedContents/1"}}"#,
+    r#"{"google":{"api_key":"k"}}"#,
+    r#"{"google":{"wibble":1,"safety_settings":[]},"user":"u","top_k":5}"#,
+    r#"{"google":{"google":{"thinking_config":1}}}"#,
+    r#"{"user":"u","metadata":{}}"#,
+    r#"{"wibble":1}"#,
+    r#"{"API_KEY":1}"#,
+    r#"{"api_base":"http://x"}"#,
+    r#"{"extra_headers":{}}"#,
+    r#"{"extra_body":{}}"#,
+    r#"{"model":"other"}"#,
+    r#"{"max_tokens":5}"#,
+    r#"{"n":5}"#,
+    r#"{"stream":true}"#,
+    r#"{"store":true}"#,
+    r#"{"messages":[]}"#,
+    r#"{"tools":[{"type":"web_search"}]}"#,
+    r#"{"prediction":{}}"#,
+    r#"{"web_search_options":{}}"#,
+    r#"{"t\u006fp_k":5}"#,
+    "[]",
+];
+
+/// G5: a field in `extra_body` is judged as one beside it, and none goes over what stands there.
+#[test]
+fn what_stands_in_an_extra_body_is_judged_like_the_rest() {
+    let mut table = String::new();
+    for extra in EXTRA_BODIES {
+        let body = format!(r#"{{"extra_body":{extra},"model":"m"}}"#);
+        let policy = Policy::default();
+        let outcome = match admit_in(Route::ChatCompletions, &policy, frames(body.as_bytes(), 5)) {
+            Ok(call) => {
+                let said =
+                    call.changes.iter().map(|change| change.field.clone()).collect::<Vec<_>>();
+                let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+                format!("{} {sent}", said.join(", "))
+            }
+            Err(refusal) => format!("{}: {refusal}", refusal.code()),
+        };
+        writeln!(table, "{extra}\n  {}", outcome.trim()).unwrap();
+    }
+    assert_snapshot!(table, @r#"
+    null
+      {"extra_body":null,"model":"m"}
+    {}
+      {"extra_body":{},"model":"m"}
+    {"google":{"thinking_config":{"thinking_budget":0,"include_thoughts":true}}}
+      {"extra_body":{"google":{"thinking_config":{"thinking_budget":0,"include_thoughts":true}}},"model":"m"}
+    {"google":{"cached_content":"cachedContents/1"}}
+      capability_not_granted: `cached_content` needs `stored_state`, which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`
+    {"google":{"api_key":"k"}}
+      field_not_allowed: `extra_body.api_key` is not allowed, as it would choose the upstream or its credentials; leave it out
+    {"google":{"wibble":1,"safety_settings":[]},"user":"u","top_k":5}
+      extra_body.wibble, extra_body.user {"extra_body":{"google":{"safety_settings":[]},"top_k":5},"model":"m"}
+    {"google":{"google":{"thinking_config":1}}}
+      extra_body.google {"extra_body":{"google":{}},"model":"m"}
+    {"user":"u","metadata":{}}
+      extra_body.user, extra_body.metadata {"extra_body":{},"model":"m"}
+    {"wibble":1}
+      extra_body.wibble {"extra_body":{},"model":"m"}
+    {"API_KEY":1}
+      field_not_allowed: `extra_body.API_KEY` is not allowed, as it would choose the upstream or its credentials; leave it out
+    {"api_base":"http://x"}
+      field_not_allowed: `extra_body.api_base` is not allowed, as it would choose the upstream or its credentials; leave it out
+    {"extra_headers":{}}
+      field_not_allowed: `extra_body.extra_headers` is not allowed, as it would choose the upstream or its credentials; leave it out
+    {"extra_body":{}}
+      field_not_allowed: `extra_body` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"model":"other"}
+      field_not_allowed: `model` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"max_tokens":5}
+      field_not_allowed: `max_tokens` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"n":5}
+      field_not_allowed: `n` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"stream":true}
+      field_not_allowed: `stream` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"store":true}
+      field_not_allowed: `store` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"messages":[]}
+      field_not_allowed: `messages` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"tools":[{"type":"web_search"}]}
+      field_not_allowed: `tools` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"prediction":{}}
+      field_not_allowed: `prediction` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+    {"web_search_options":{}}
+      capability_not_granted: `web_search_options` needs `web_search`, which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`
+    {"t\u006fp_k":5}
+      invalid_field: `extra_body` must be an object of at most 4 KiB
+    []
+      invalid_field: `extra_body` must be an object of at most 4 KiB
+    "#);
+}
+
 /// G5: what is not known is dropped, refused or let pass; in other letters a known field is not itself.
 #[test]
 fn unknown_fields_are_dropped_rejected_or_passed() {

@@ -207,7 +207,7 @@ fn a_rule_has_to_make_sense() {
     rule `r`: it refuses the call, so nothing else can follow; leave `set_model` out, or `refuse`
     rule `r`: `refuse` is empty, longer than 256 bytes, or has a control character
     rule `r`: `refuse` is empty, longer than 256 bytes, or has a control character
-    rule `r`: `set_model` is empty, longer than 256 bytes, or has a control character
+    rule `r`: `set_model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
     rule `r`: `max_output_tokens` is 0; use `refuse` to let nothing through
     ");
     let twice = "[[rules]]\nname = 'r'\nwhen = 'true'\nrefuse = 'no'\n";

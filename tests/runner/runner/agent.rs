@@ -14,7 +14,7 @@ async fn an_agent_runs_in_an_image_that_knows_nothing_of_it() {
     let runner = Sandboxed::with_provider().await;
     let arguments =
         r#"{"argv":["sh"%2c"-c"%2c"test $(id -u) -ge 2100000000 && ls /cogni-agent && touch it"]}"#;
-    let model = format!("fake/tool=exec,echo=yes,arguments={arguments}");
+    let model = format!("fake/tool=exec;echo=yes;arguments={arguments}");
     let agent = ["--agent", "sandbox:agent", "--message", "hi", "--model", &model];
     let result = runner.run(&agent, &[]);
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);

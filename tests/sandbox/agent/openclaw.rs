@@ -89,7 +89,7 @@ async fn openclaw_finds_its_settings_and_its_conversation() {
 async fn an_entrys_ceilings_hold() {
     let runs = Runs::new().await;
     let text = "name = 'caller'\ndescription = 'calls'\nversion = 1\ngraph_id = 'team:caller'\nprogram = '/cogni-agent'\n\
-                argv = ['/cogni-agent']\nstream = 'events'\n[budget]\nmax_turns = 2\n[models]\ndefault = 'fake/tool=exec,repeat=yes'\n\
+                argv = ['/cogni-agent']\nstream = 'events'\n[budget]\nmax_turns = 2\n[models]\ndefault = 'fake/tool=exec;repeat=yes'\n\
                 [policy]\nmax_body_bytes = 100000\n";
     fs::create_dir(runs.path("agents")).unwrap();
     fs::write(runs.path("agents/caller.toml"), text).unwrap();

@@ -222,7 +222,7 @@ async fn an_agent_that_fails_is_told_by_a_code() {
 #[tokio::test]
 async fn an_agent_that_spends_its_budget_is_ended() {
     let runs = Runs::new().await;
-    let result = runs.ask("fake/tool=exec,repeat=yes", &["--max-turns", "2"]).await;
+    let result = runs.ask("fake/tool=exec;repeat=yes", &["--max-turns", "2"]).await;
     assert_eq!(result["error_code"], "budget_exhausted", "{result}");
     assert_eq!(result["usage"]["turns"], 2);
 }
@@ -276,7 +276,7 @@ async fn a_file_says_what_to_run_and_flags_win() {
     fs::write(
         runs.path("run.toml"),
         "run = 'run-of-file'\nagent = 'sandbox:agent'\nmessage = 'from a file'\n\
-         [llm]\naccount = 'acct-2'\nmodel = 'fake/tool=exec,repeat=yes'\nbudget = { max_turns = 1 }\n",
+         [llm]\naccount = 'acct-2'\nmodel = 'fake/tool=exec;repeat=yes'\nbudget = { max_turns = 1 }\n",
     )
     .unwrap();
     let result = runs.result(runs.command(&["--spec", "run.toml"])).await;

@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use bytes::Bytes;
 use http::Method;
 
+use crate::gateway::audience;
 use crate::gateway::policy::Config;
 use crate::gateway::rejection::Rejection;
 use crate::gateway::request::{JudgedHead, check_length, is_json};
@@ -31,6 +32,8 @@ enum LaneField {
     AnthropicVersion,
     AnthropicBeta,
     OpenaiBeta,
+    RawResponse,
+    UserAgent,
 }
 
 /// Where a text stands in a head: where it begins, and its length.
@@ -88,6 +91,10 @@ impl LaneRequest {
 }
 
 impl ClientHead for LaneRequest {
+    fn path(&self) -> &str {
+        self.route.path()
+    }
+
     fn query(&self) -> Option<&str> {
         str::from_utf8(self.text(self.query?)).ok()
     }
@@ -116,6 +123,8 @@ impl LaneField {
             Self::AnthropicVersion => "anthropic-version",
             Self::AnthropicBeta => "anthropic-beta",
             Self::OpenaiBeta => "openai-beta",
+            Self::RawResponse => audience::RAW_RESPONSE,
+            Self::UserAgent => "user-agent",
         }
     }
 
@@ -203,7 +212,8 @@ fn read_length(value: &[u8]) -> Option<u64> {
 }
 
 /// Fields that say how the message or the connection goes on.
-const HANDED_OVER: [&str; 8] = [
+const HANDED_OVER: [&str; 9] = [
+    "content-encoding",
     "transfer-encoding",
     "expect",
     "upgrade",
@@ -214,15 +224,17 @@ const HANDED_OVER: [&str; 8] = [
     "http2-settings",
 ];
 
-const KEPT: [LaneField; 4] = [
+const KEPT: [LaneField; 6] = [
     LaneField::Accept,
     LaneField::AnthropicVersion,
     LaneField::AnthropicBeta,
     LaneField::OpenaiBeta,
+    LaneField::RawResponse,
+    LaneField::UserAgent,
 ];
 
 /// One of each, and a list in several fields.
-const MAX_KEPT: usize = 8;
+const MAX_KEPT: usize = 10;
 
 /// As many as any client sends; hyper takes up to `server.max_headers`.
 const MAX_FIELDS: usize = 64;

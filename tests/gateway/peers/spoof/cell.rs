@@ -47,6 +47,7 @@ pub(super) struct Lies {
     headers: Vec<String>,
     repeated_headers: Vec<String>,
     members: Vec<String>,
+    models: Vec<String>,
     duplicates: Vec<String>,
     pub(super) targets: Vec<String>,
 }
@@ -87,6 +88,21 @@ impl Lies {
             }
         }
         cells
+    }
+
+    /// Every name of a model on every route, for a run that may use any model.
+    pub(super) fn named_models(&self) -> Vec<Cell> {
+        let pairs = Route::ALL
+            .into_iter()
+            .flat_map(|route| self.models.iter().map(move |model| (route, model)));
+        let cells = (FIRST_MODEL_MARK..).zip(pairs).map(|(number, (route, model))| {
+            let mark = format!("{MARK}{number}");
+            let member = format!("\"model\": {}", model.replace("ATTACKER", &mark));
+            let members = parse_members(&member);
+            let bytes = route.request("", &members, &member);
+            Cell { route, lie: member, mark, expect: Expect::Refused, bytes, members }
+        });
+        cells.collect()
     }
 }
 
@@ -151,6 +167,9 @@ impl Route {
 fn parse_members(text: &str) -> Map<String, Value> {
     serde_json::from_str(&format!("{{{text}}}")).unwrap()
 }
+
+/// Marks of the cells of models begin here; the other cells are fewer.
+const FIRST_MODEL_MARK: u32 = 8000;
 
 /// What all marks begin with; four digits follow.
 pub(super) const MARK: &str = "attacker-";

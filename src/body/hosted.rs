@@ -1,0 +1,108 @@
+//! Takes a hosted tool out of the body that asks for nothing outside: its client sends it by default and does without.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use memchr::memrchr;
+
+use super::change::{What, Why};
+use super::{Call, Capability, Refusal, field};
+use crate::base::json::{Document, Limits, Scanner};
+
+impl Call {
+    /// Drops the search of the web that begins at this offset, if it says that it reaches nothing outside.
+    ///
+    /// # Errors
+    /// It does reach outside, or where it ends cannot be told from its surroundings.
+    pub(super) fn drop_search_without_reach(&mut self, at: u64) -> Result<(), Refusal> {
+        let tools = self.draft.members().iter().position(|member| member.value.contains(&at));
+        let place = tools.and_then(|tools| {
+            let list = self.draft.members()[tools].value.clone();
+            Some((tools, self.element(&list, at)?))
+        });
+        let Some((tools, place)) = place else { return Err(reaches_outside()) };
+        if self.draft.members()[tools].entries == 1 {
+            // A choice among no tools, and a number of them, are refused.
+            let members = self.draft.members().iter().enumerate();
+            let choices = members.filter(|(_, member)| member.key.as_str().is_some_and(is_choice));
+            let choices: Vec<_> = choices.map(|(at, _)| at).collect();
+            choices.into_iter().chain([tools]).for_each(|at| self.draft.drop_member(at));
+        } else {
+            self.draft.replace(place, Bytes::new());
+        }
+        self.note("tools.web_search", What::Dropped, Why::Hosted);
+        Ok(())
+    }
+
+    /// The bytes to take out with the element of `list` that begins at this offset: it and the comma that goes with it.
+    /// `None` if it may reach outside, or if it is so far from its neighbours that a look around does not find them.
+    fn element(&self, list: &Range<u64>, at: u64) -> Option<Range<u64>> {
+        let behind = self.draft.text(at..list.end.min(at + field::SHORT));
+        let length = object_length(&behind)?;
+        let tool = read(&behind[..length])?;
+        let reach = tool.get("external_web_access")?;
+        let (from, to) =
+            (usize::try_from(reach.value.start).ok()?, usize::try_from(reach.value.end).ok()?);
+        if behind[from..to] != *b"false" {
+            return None;
+        }
+        let rest = &behind[length..];
+        let blanks = rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        let end = at + length as u64;
+        if rest.get(blanks) == Some(&b',') {
+            return Some(at..end + blanks as u64 + 1);
+        }
+        let before = self.draft.text(list.start.max(at.saturating_sub(LOOK_BACK))..at);
+        let comma = memrchr(b',', &before)
+            .filter(|comma| before[comma + 1..].iter().all(u8::is_ascii_whitespace));
+        match comma {
+            Some(comma) => Some(at - (before.len() - comma) as u64..end),
+            // Where it is the only one there is no comma, and the whole list goes.
+            None => before.trim_ascii_end().ends_with(b"[").then_some(at..end),
+        }
+    }
+}
+
+/// The length of the object that a text begins with, which has been found to be sound.
+fn object_length(text: &[u8]) -> Option<usize> {
+    let (mut depth, mut is_text, mut is_escaped) = (0_u32, false, false);
+    for (at, byte) in text.iter().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            _ if is_text => (),
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at + 1);
+                }
+            }
+            _ => (),
+        }
+    }
+    None
+}
+
+fn read(object: &[u8]) -> Option<Document> {
+    let mut scanner = Scanner::new(Limits::default());
+    scanner.feed(object).ok()?;
+    scanner.finish().ok()
+}
+
+/// Whether a field says something of the tools that there are.
+fn is_choice(name: &str) -> bool {
+    matches!(name, "tool_choice" | "parallel_tool_calls" | "max_tool_calls")
+}
+
+fn reaches_outside() -> Refusal {
+    Refusal::CapabilityNotGranted {
+        capability: Capability::WebSearch,
+        field: "tools",
+        detail: Some("web_search".into()),
+    }
+}
+
+/// Bytes before an element in which its comma is looked for. Ours: more than a line's indentation.
+const LOOK_BACK: u64 = 256;

@@ -1,0 +1,149 @@
+//! Which names of models go up: those that every reader takes for the name of one model.
+//!
+//! LiteLLM calls each part of a name with commas, cuts blanks off, and takes some names for an address, an agent or a
+//! pattern. None of that is a model that the run was given, and the price table knows none of it.
+
+use super::capability::Capability;
+
+/// What a model's name must be, after "must be".
+pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, \
+     and without blanks at its ends";
+
+/// Whether every reader takes a name for the name of one model.
+///
+/// ```
+/// # use cogni_gateway::body::is_model_name;
+/// assert!(is_model_name("openrouter/qwen/qwen3-coder:free"));
+/// assert!(!is_model_name("gpt-5,gpt-5-mini"), "LiteLLM calls both");
+/// ```
+pub fn is_model_name(name: &str) -> bool {
+    let is_odd = |byte: &u8| matches!(byte, b',' | b'*' | ..b' ' | 0x7f);
+    if name.is_empty() || name.len() > MAX_MODEL_BYTES || name.bytes().any(|byte| is_odd(&byte)) {
+        return false;
+    }
+    let is_plain = name.is_ascii() || !name.contains(char::is_control);
+    is_plain && name.trim().len() == name.len() && !name.contains("://")
+}
+
+/// What a model does outside the sandbox without being given a tool, by its name; `None` where it only writes.
+pub fn capability_of_model(name: &str) -> Option<Capability> {
+    let has_part = |part: &&str| {
+        name.as_bytes().windows(part.len()).any(|text| text.eq_ignore_ascii_case(part.as_bytes()))
+    };
+    let is_any =
+        |words: &[&str], word: &str| words.iter().any(|own| own.eq_ignore_ascii_case(word));
+    let mut words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
+    if words.any(|word| is_any(&SEARCH_WORDS, word)) || SEARCH_PARTS.iter().any(has_part) {
+        return Some(Capability::WebSearch);
+    }
+    let (path, _) = name.rsplit_once('/')?;
+    let is_agent = path.split('/').any(|segment| is_any(&AGENT_SEGMENTS, segment));
+    is_agent.then_some(Capability::UnknownTools)
+}
+
+/// Ours: the longest names in use, ARNs, are under 150 bytes.
+pub(super) const MAX_MODEL_BYTES: usize = 256;
+
+/// Words in the names of models that search the web for each answer: Perplexity's, OpenAI's `-search-preview` and
+/// `-search-api`, Groq's `compound`, `OpenRouter`'s `:online`, and others'.
+const SEARCH_WORDS: [&str; 9] = [
+    "browsing",
+    "compound",
+    "deepsearch",
+    "online",
+    "perplexity",
+    "pplx",
+    "search",
+    "sonar",
+    "websearch",
+];
+
+/// Parts of the names of such models.
+const SEARCH_PARTS: [&str; 1] = ["deep-research"];
+
+/// What stands before a slash in names that LiteLLM takes for an agent with tools of its own.
+const AGENT_SEGMENTS: [&str; 11] = [
+    "a2a",
+    "agent",
+    "agent_engine",
+    "agentcore",
+    "agents",
+    "databricks_agent",
+    "langflow",
+    "langgraph",
+    "litellm_agent",
+    "manus",
+    "ragflow",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::{Capability, capability_of_model, is_model_name};
+
+    #[test]
+    fn a_name_is_the_name_of_one_model() {
+        for name in [
+            "gpt-5",
+            "m",
+            "bedrock/arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-v1:0",
+            "claude-3@20240229",
+            "ft:gpt-4o:org::id",
+            "my model",
+            "modèle",
+        ] {
+            assert!(is_model_name(name), "{name}");
+        }
+        for name in [
+            "",
+            "a,b",
+            "a,",
+            "a\n",
+            "a\u{0}b",
+            "a\u{7f}",
+            "a\u{85}b",
+            " a",
+            "a ",
+            "a\u{a0}",
+            "\u{2028}a",
+            "*",
+            "openai/*",
+            "http://a.example",
+            "huggingface/https://a.example/v1",
+            &"a".repeat(257),
+        ] {
+            assert!(!is_model_name(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_acts_by_itself_says_so_in_its_name() {
+        for name in [
+            "openai/gpt-5:online",
+            "gpt-4o-search-preview-2025-03-11",
+            "gpt-5-search-api",
+            "perplexity/openai/gpt-5.2",
+            "sonar",
+            "Sonar-Pro",
+            "groq/compound-mini",
+            "llama-3.1-sonar-small-128k-online",
+            "gemini/deep-research-pro-preview-12-2025",
+            "aihubmix/gemini-3-flash-preview-search",
+        ] {
+            assert_eq!(capability_of_model(name), Some(Capability::WebSearch), "{name}");
+        }
+        for name in
+            ["a2a/helper", "litellm_agent/gpt-5", "bedrock/agentcore/arn:aws", "azure_ai/agents/x"]
+        {
+            assert_eq!(capability_of_model(name), Some(Capability::UnknownTools), "{name}");
+        }
+        for name in [
+            "gpt-5",
+            "NousResearch/Hermes-4-70B",
+            "x-ai/grok-4.20-multi-agent",
+            "agent",
+            "firesearch-ocr-v6",
+        ] {
+            assert_eq!(capability_of_model(name), None, "{name}");
+        }
+    }
+}
