@@ -142,6 +142,22 @@ def pi(gateway, home):
     return [install.node(), package / "dist/cli.js", *arguments], {"PI_OFFLINE": "1"}
 
 
+def ai_sdk(call):
+    def command(gateway, _home):
+        script = install.npm("ai") / "ai.mjs"
+        script.write_bytes((pathlib.Path(__file__).parent / "ai.mjs").read_bytes())
+        return [install.node(), script, gateway.url, MODEL, call], {}
+
+    return command
+
+
+def aider(gateway, _home):
+    arguments = ["--model", f"openai/{MODEL}", "--message", "say hello", "--no-git", "--yes-always", "--map-tokens", "0"]
+    quiet = ["--no-check-update", "--analytics-disable", "--no-show-model-warnings"]
+    variables = {"OPENAI_API_BASE": f"{gateway.url}/v1", "OPENAI_API_KEY": "placeholder"}
+    return [install.venv("aider") / "aider", *arguments, *quiet], variables
+
+
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -159,10 +175,13 @@ SDKS = [
     Client("OpenAI SDK, JavaScript", "npm:openai", "responses", node_sdk("responses")),
     Client("OpenAI SDK, JavaScript", "npm:openai", "embeddings", node_sdk("embeddings"), "1 vector", False),
     Client("Anthropic SDK, JavaScript", "npm:@anthropic-ai/sdk", "messages", node_sdk("messages")),
+    Client("Vercel AI SDK", "npm:ai", "chat", ai_sdk("chat")),
+    Client("Vercel AI SDK", "npm:ai", "responses", ai_sdk("responses")),
 ]
 AGENTS = [
     Client("OpenClaw", "npm:openclaw", "chat", openclaw),
     Client("Codex", "npm:@openai/codex", "responses", codex),
     Client("Claude Code", "npm:@anthropic-ai/claude-code", "messages", claude_code),
+    Client("aider", "pypi:aider-chat", "chat", aider),
     Client("pi", "npm:@earendil-works/pi-coding-agent", "chat", pi),
 ]

