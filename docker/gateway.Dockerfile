@@ -26,5 +26,6 @@ ENV ALLOW_BUDGET_RESET=true
 
 ENTRYPOINT ["/cogni-gateway"]
 CMD ["proxy"]
-# No HEALTHCHECK: an engine starts a process in the container for each check, and with fifty runs on a machine those
-# checks would cost more than the gateways. Where one is wanted, as in compose.yaml: ["/cogni-gateway", "health"].
+# Seldom, as an engine starts a process in the container for each check, and a machine may have fifty of these. It finds the
+# socket by SOCKET_PATH. A container that serves no socket is started with --no-healthcheck.
+HEALTHCHECK --interval=60s --timeout=6s --start-period=10s CMD ["/cogni-gateway", "health"]
