@@ -86,7 +86,7 @@ fn a_search_that_reaches_nothing_is_taken_out() {
         let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
         let outcomes = [1, 7, 4096].map(|size| {
             let body = read(Responses, frames(body.as_bytes(), size).into_pieces()).unwrap();
-            let call = cogni_gateway::body::admit(&Policy::default(), body);
+            let call = admit(&Policy::default(), body);
             match call {
                 Ok(call) => {
                     let said =
