@@ -11,8 +11,10 @@
 //!
 //! Nothing of the body is kept but the first need of each capability, and what its media come to.
 
+mod open;
 mod place;
 
+use self::open::{Open, Search};
 use self::place::{
     Embedded, Place, in_content, is_address, is_address_in_data, is_file_id, is_inline,
 };
@@ -71,55 +73,6 @@ pub(super) struct Inside {
     /// The type of the tool that searches the web, until it ends.
     search_type: Box<str>,
     found: Found,
-}
-
-/// An array or object that is open.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-#[derive(Clone, Copy, Debug)]
-struct Open {
-    place: Place,
-    is_array: bool,
-    at: u64,
-    /// Of a tool: whether it is a search of the web by its type, and whether it says that it may reach outside.
-    is_web_search: bool,
-    says_reach: bool,
-    /// Of a tool: whether it has a name. Of an item: whether it has a type or a role.
-    is_known: bool,
-    /// Of a tool: whether it is of a type that needs no name.
-    is_typed: bool,
-    /// Of a tool: whether it has a type, and whether it has a schema of its own.
-    has_type: bool,
-    has_schema: bool,
-    /// Of a tool: whether it has a name that LiteLLM takes for its own search.
-    search: Search,
-    /// The medium that the keys around it are named for.
-    within: Option<Medium>,
-    /// The medium that it is said to be, and the dearest that was seen in it.
-    claimed: Option<Medium>,
-    noted: Option<Medium>,
-    /// Of a source or a part: whether it is text, and whether it has an address.
-    is_text: bool,
-    has_address: bool,
-    /// Of a part: whether it is a result that the client has found, and whether its source is an address.
-    is_found: bool,
-    has_source: bool,
-    /// Whether it names a machine at the provider, and whether it is what runs code there.
-    has_container: bool,
-    runs_code: bool,
-    /// Of an item: whether it is a picture that the provider has drawn, and whether it has the picture.
-    is_drawing: bool,
-    has_drawing: bool,
-}
-
-/// Names by which LiteLLM's interception knows a tool that it runs itself, with a condition.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Search {
-    #[default]
-    None,
-    /// If the tool has a type.
-    Typed,
-    /// If the tool has no schema: Claude Code has a tool of this name that runs at the client.
-    Bare,
 }
 
 impl Found {
@@ -567,34 +520,6 @@ impl Watch for Inside {
                 self.needs(Capability::StoredState, b"item_reference");
             }
             _ => (),
-        }
-    }
-}
-
-impl Open {
-    fn new(place: Place, is_array: bool, within: Option<Medium>, at: u64) -> Self {
-        Self {
-            place,
-            is_array,
-            at,
-            is_web_search: false,
-            says_reach: false,
-            is_known: false,
-            is_typed: false,
-            has_type: false,
-            has_schema: false,
-            search: Search::None,
-            within,
-            claimed: None,
-            noted: None,
-            is_text: false,
-            has_address: false,
-            is_found: false,
-            has_source: false,
-            has_container: false,
-            runs_code: false,
-            is_drawing: false,
-            has_drawing: false,
         }
     }
 }
