@@ -178,6 +178,7 @@ impl Supervisor {
             _lock: lock,
             settings,
         }));
+        clock::note_first(&supervisor.0.journal).await.context("the journal cannot be written")?;
         Box::pin(supervisor.recover())
             .await
             .context("what an earlier process has left cannot be taken up")?;

@@ -62,11 +62,27 @@ impl Clock {
     }
 }
 
+/// Writes the time into a journal that is new. It is called before the first run is in there: with a run and no time, the next
+/// process would not know whether to trust the clock.
+///
+/// # Errors
+/// The journal cannot be read or written.
+pub(super) async fn note_first(journal: &Journal) -> Result<(), db::Error> {
+    if journal.noted_time().await?.is_none() && is_empty(journal).await? {
+        journal.note_time(SystemTime::now()).await?;
+    }
+    Ok(())
+}
+
+async fn is_empty(journal: &Journal) -> Result<bool, db::Error> {
+    Ok(journal.list(Filter { limit: 1, ..Filter::default() }).await?.is_empty())
+}
+
 /// Returns whether an earlier process has trusted the clock a moment ago, or there was none.
 async fn is_known(journal: &Journal, now: SystemTime) -> Result<bool, db::Error> {
     match journal.noted_time().await? {
         Some(known) => Ok(follows(known, now)),
-        None => Ok(journal.list(Filter { limit: 1, ..Filter::default() }).await?.is_empty()),
+        None => is_empty(journal).await,
     }
 }
 
