@@ -181,8 +181,8 @@ async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
     let states: Vec<_> = seen.iter().map(|(state, _)| state.as_str().unwrap()).collect();
     assert_eq!(states, ["", "1\n", "2\n"]);
     assert!(seen[0].1 == seen[1].1 && seen[1].1 != seen[2].1, "{seen:?}");
-    patience(|| place.left().is_empty(), || place.left());
-    assert_eq!(kept.residents.count(), 0);
+    let is_gone = || place.left().is_empty() && kept.residents.count() == 0;
+    patience(is_gone, || place.left());
 
     let result = run(kept.claim(place.order("run-4", &look)).await).await;
     assert_eq!(result["stdout"], "3\n", "{result}");
