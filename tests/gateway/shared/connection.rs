@@ -180,6 +180,8 @@ async fn a_connection_that_its_run_has_no_place_for_is_closed() {
     let app = SharedApp::with(|config, authority| {
         without_tls(config, authority);
         config.server.max_connections = 1;
+        // It is not the time of a stranger that ends the connection.
+        config.server.header_timeout = Duration::from_mins(10);
     })
     .await;
     let ask =
@@ -188,7 +190,8 @@ async fn a_connection_that_its_run_has_no_place_for_is_closed() {
     first.write_all(ask.as_bytes()).await.unwrap();
     let length = first.read(&mut [0; 4096]).await.unwrap();
     assert!(length > 0);
-    let refusal = plain(&app, ask.as_bytes()).await;
+    let refusal = tokio::time::timeout(Duration::from_mins(1), plain(&app, ask.as_bytes())).await;
+    let refusal = refusal.expect("the connection is closed");
     assert!(refusal.starts_with(b"HTTP/1.1 503 "), "{}", String::from_utf8_lossy(&refusal));
     first.write_all(ask.as_bytes()).await.unwrap();
     assert!(
